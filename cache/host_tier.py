@@ -81,6 +81,10 @@ def _always(_cached_tokens: int, _num_blocks: int) -> bool:
     return True
 
 
+def _unheard() -> None:
+    pass
+
+
 class HostTier:
     """Owns the slots. A `BlockEventSink` of the pool's, and where the pool puts what it evicts."""
 
@@ -90,16 +94,19 @@ class HostTier:
         sink: TierEventSink | None = None,
         *,
         is_cheaper: Callable[[int, int], bool] = _always,
+        on_declined: Callable[[], None] = _unheard,
     ) -> None:
         """max_blocks: slots, of one block each. sink: hears of both tiers.
 
-        is_cheaper: whether copying so many blocks back, after so many cached tokens, beats computing them.
+        is_cheaper: whether copying so many blocks back, after so many cached tokens, beats computing them;
+        asked of a prompt any number of times. on_declined: called once where one starts for which it did not.
         Raises ConfigError for no slots.
         """
         if max_blocks < 1:
             raise ConfigError("max_blocks", max_blocks, "at least 1")
         self.max_blocks = max_blocks
         self.is_cheaper = is_cheaper
+        self._on_declined = on_declined
         self.num_saved = self.num_loaded = 0  # blocks, since the start
         self.num_hits = 0  # found here by a prompt, and copied back
         self.num_declined = 0  # found here, and computed anew because that was cheaper
@@ -172,6 +179,12 @@ class HostTier:
             self._start_moving(block_hash)
         self.num_hits += len(hashes)
         return True
+
+    def decline(self, num_blocks: int) -> None:
+        """A prompt starts that computes so many blocks which it found here."""
+        if num_blocks:
+            self.num_declined += num_blocks
+            self._on_declined()
 
     def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
         """Copy each slot into its block before the coming forward."""

@@ -167,7 +167,7 @@ class KVCacheManager:
         if self.host is not None:
             first, end = len(shared), len(shared) + len(hit.slots)
             self.host.load(hit.slots, sequence.block_table[first:end])
-            self.host.num_declined += hit.num_declined
+            self.host.decline(hit.num_declined)
         sequence.num_offered = len(shared)
         self._register_full(sequence, hit.num_tokens + num_tokens)
 

@@ -90,7 +90,12 @@ class EngineCore:
         )
         host = None
         if info.num_host_blocks:
-            host = HostTier(info.num_host_blocks, sink, is_cheaper=copy_pace.is_cheaper)
+            host = HostTier(
+                info.num_host_blocks,
+                sink,
+                is_cheaper=copy_pace.is_cheaper,
+                on_declined=copy_pace.refused,
+            )
         self._cache = paged_cache(
             CacheDiscipline(config.cache_discipline),
             info.num_blocks,

@@ -14,7 +14,9 @@ from replica.scheduling.runner import CopyTime
 from replica.scheduling.step_time import attention_pairs
 
 FORGETTING = 0.9  # per copy: about the last ten count
-ASK_AGAIN = 64  # refusals until a copy is tried all the same: nothing else would show that it takes less now
+ASK_AGAIN = (
+    64  # prompts refused until one is copied all the same: nothing else would show that it takes less now
+)
 
 
 class CopyPace:
@@ -32,6 +34,8 @@ class CopyPace:
 
     def observe(self, copy: CopyTime) -> None:
         """Learn from copies made. O(1)."""
+        if copy.is_load:
+            self._num_refused = 0
         (self._loads if copy.is_load else self._saves).add(copy.num_blocks, copy.elapsed_s)
 
     def block_s(self) -> float | None:
@@ -39,7 +43,10 @@ class CopyPace:
         return self._loads.value if self._loads.value is not None else self._saves.value
 
     def is_cheaper(self, cached_tokens: int, num_blocks: int) -> bool:
-        """Whether to copy so many blocks after so many cached tokens. Yes, until both costs are known."""
+        """Whether to copy so many blocks after so many cached tokens. Yes, until both costs are known.
+
+        Changes nothing: of one prompt it is asked when it comes, and each time that it might start.
+        """
         block_s, model = self.block_s(), self._step_time()
         if block_s is None or model is None:
             return True
@@ -49,10 +56,11 @@ class CopyPace:
             + num_tokens * model.per_token_s
             + attention_pairs(cached_tokens, num_tokens) * model.per_attention_s
         )
-        if num_blocks * block_s < compute_s:
-            return True
+        return num_blocks * block_s < compute_s or self._num_refused >= ASK_AGAIN
+
+    def refused(self) -> None:
+        """A prompt has started without what it could have copied."""
         self._num_refused += 1
-        return self._num_refused % ASK_AGAIN == 0
 
 
 class _Mean:
