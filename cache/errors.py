@@ -12,6 +12,8 @@
     │   ├── QueueFull          too many wait there already: another replica may have room
     │   ├── PromptTooLong      no replica of this model could take it
     │   ├── DeadlineExceeded   the request's own time ran out, waiting or running
+    │   ├── RefusedEverywhere  for a value of its own: every replica of this version would refuse it
+    │   ├── AdmissionFailed    taking it in failed of itself, before anything was kept of it
     │   ├── StructureRefused   what its output has to be is too complex, or cannot be followed here
     │   ├── PinsFull           a prefix to be held does not fit beside those that are
     │   ├── HandedOver         the replica is leaving: nothing is wrong with it or with the request
@@ -184,6 +186,18 @@ class ForwardFailed(RequestRefused):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the model's forward failed: {reason}")
+        self.reason = reason
+
+
+class RefusedEverywhere(RequestRefused):
+    """What is refused is the request's own: another replica would say the same."""
+
+
+class AdmissionFailed(RequestRefused):
+    """What nobody foresaw went wrong while a request was taken in. `reason` never quotes it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the request could not be taken in: {reason}")
         self.reason = reason
 
 

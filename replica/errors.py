@@ -15,8 +15,9 @@
         ├── DeadlineExceeded         likewise
         ├── ForwardFailed            likewise
         ├── HandedOver               likewise, by the engine
-        ├── AdmissionFailed          taking it in failed of itself, before anything was kept of it
-        ├── InvalidRequest           a value that no router of ours would send; names the field
+        ├── AdmissionFailed          likewise, by the engine
+        ├── RefusedEverywhere        likewise
+        │   └── InvalidRequest       a value that no router of ours would send; names the field
         └── PromptTooLong            from cache/errors.py: longer than the model's own limit
             └── TooLargeForCache     shorter than that, but the whole pool could not hold it
 
@@ -26,10 +27,12 @@ All of them cross process borders through Ray handles: `ServingError` keeps thei
 from __future__ import annotations
 
 from cache.errors import (
+    AdmissionFailed,
     DeadlineExceeded,
     ForwardFailed,
     PromptTooLong,
     QueueFull,
+    RefusedEverywhere,
     RequestRefused,
     ServingError,
 )
@@ -105,15 +108,7 @@ class RankLost(EngineBroken):
         self.exit_code = exit_code
 
 
-class AdmissionFailed(RequestRefused):
-    """What nobody foresaw went wrong while a request was taken in. `reason` never quotes it."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the request could not be taken in: {reason}")
-        self.reason = reason
-
-
-class InvalidRequest(RequestRefused):
+class InvalidRequest(RefusedEverywhere):
     """A request's value cannot be computed with. The router's edge should have caught it."""
 
     def __init__(self, field: str, reason: str) -> None:

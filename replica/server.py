@@ -33,7 +33,7 @@ from replica.demand import Demand
 from replica.departure import Departure
 from replica.engine.request_watch import RequestLog, RequestTraces
 from replica.engine.watchdog import end_process
-from replica.errors import EventSocketError, InvalidRequest
+from replica.errors import EventSocketError
 from replica.node import running_node
 
 METADATA_KEY = "warmpath"
@@ -104,7 +104,8 @@ class ReplicaServer:
         reply_to: where its deltas are wanted. Those that go there are not yielded; what cannot go there is.
         """
         if (name := missing_field(request)) is not None:
-            raise InvalidRequest(name, "was not sent, as by a router of another version")
+            # By its root: a Router of another version has to know the type, too.
+            raise RequestRefused(f"{name}: was not sent, as by a router of another version")
         self._demand.told(request.held_s, request.refused_ratio)
         async with contextlib.aclosing(self._engine.generate(request)) as deltas:
             outlet = self._outlet(reply_to)

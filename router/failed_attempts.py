@@ -6,12 +6,14 @@ Counts attempts; makes none, and knows neither replicas nor streams.
 from __future__ import annotations
 
 from cache.errors import (
+    AdmissionFailed,
     DeadlineExceeded,
     ForwardFailed,
     HandedOver,
     PiecesLost,
     PromptTooLong,
     QueueFull,
+    RefusedEverywhere,
     RequestRefused,
     StructureRefused,
 )
@@ -30,6 +32,7 @@ class FailedAttempts:
         self._deaths_in_a_row = 0  # without a new token between them
         self._num_tokens_at_death = 0
         self._num_forward_failures = 0
+        self._num_admission_failures = 0
 
     @property
     def num_deaths(self) -> int:
@@ -65,12 +68,17 @@ class FailedAttempts:
     def _cause(self, error: ReplicaLost | RequestRefused) -> str | None:
         if isinstance(error, ReplicaLost):
             return "replica_lost" if self._deaths_in_a_row < self._max_deaths else None
-        if isinstance(error, PromptTooLong | DeadlineExceeded | StructureRefused):
+        if isinstance(error, PromptTooLong | DeadlineExceeded | StructureRefused | RefusedEverywhere):
             return None
         if isinstance(error, ForwardFailed):
             # Once: a request whose tokens make the model fail would make it fail everywhere.
             self._num_forward_failures += 1
             return "forward_failed" if self._num_forward_failures == 1 else None
+        if isinstance(
+            error, AdmissionFailed
+        ):  # likewise: the request's doing, unless only the first meets it
+            self._num_admission_failures += 1
+            return "admission_failed" if self._num_admission_failures == 1 else None
         if isinstance(error, QueueFull):
             return "busy"
         if isinstance(error, HandedOver):

@@ -172,7 +172,7 @@ class DecisionPart(Enum):
     BOOK = "book"  # reserve, and expect its blocks there
 
 
-RETRY_CAUSES = ("replica_lost", "busy", "forward_failed", "handed_over", "deltas_lost")
+RETRY_CAUSES = ("replica_lost", "busy", "forward_failed", "admission_failed", "handed_over", "deltas_lost")
 RETRY_PHASES = ("before_first_token", "mid_stream")
 
 

@@ -21,7 +21,7 @@ from cache.errors import PinsFull
 from cache.kv_cache_manager import KVCacheManager
 from cache.messages import GenerateRequest, HeldPrefix, PinLease
 from cache.types import PinId
-from replica.errors import InvalidRequest
+from replica.errors import InvalidRequest, RequestRefused
 from replica.scheduling.request import Request
 
 
@@ -53,11 +53,12 @@ class EnginePins:
         self.version = 0  # changes whenever what is held does
 
     def check(self, request: GenerateRequest) -> None:
-        """Raises InvalidRequest for a lease that no router of ours would send."""
+        """Raises InvalidRequest for a lease that no router of ours would send, RequestRefused for one that
+        does not fit here."""
         lease = request.pin
         assert lease is not None
         if not self._cache.prefix_caching:
-            raise InvalidRequest("pin", "this replica keeps no prefixes: prefix_caching is off")
+            raise RequestRefused("pin: this replica keeps no prefixes: prefix_caching is off")
         if len(request.token_ids) != request.num_prompt_tokens:
             raise InvalidRequest("pin", "a prompt is held, no output")
         if request.num_prompt_tokens < self._cache.block_size:
@@ -65,7 +66,7 @@ class EnginePins:
         if not (math.isfinite(lease.seconds) and lease.seconds > 0):
             raise InvalidRequest("pin", f"seconds = {lease.seconds} is not a finite number above 0")
         if lease.pin_id in self._cache.pins:
-            raise InvalidRequest("pin", f"{lease.pin_id!r} is held here already")
+            raise RequestRefused(f"pin: {lease.pin_id!r} is held here already")
 
     def take(self, request: Request) -> bool:
         """Hold the prompt's full blocks now if all are cached; else promise them room until `settle`.
@@ -83,10 +84,10 @@ class EnginePins:
     def hold(self, request: Request) -> None:
         """Hold what was just computed, while the request still has it.
 
-        Raises PinsFull if it does not fit any more, InvalidRequest if the cache would not take a block.
+        Raises PinsFull if it does not fit any more, RequestRefused if the cache would not take a block.
         """
         if not self._hold(request):
-            raise InvalidRequest("pin", "a block's hash is another prompt's")
+            raise RequestRefused("pin: a block's hash is another prompt's")
 
     def ended(self, request: Request) -> None:
         """The request is over: room it was promised and did not use is free again."""

@@ -19,8 +19,8 @@ from cache.scheduling_order import SchedulingOrder
 from cache.types import RequestId
 from replica.errors import (
     DeadlineExceeded,
-    InvalidRequest,
     NeverBegan,
+    RequestRefused,
 )
 from replica.scheduling.admission import Admission
 from replica.scheduling.entrance import Entrance
@@ -120,9 +120,9 @@ class Scheduler:
     # -- taking requests in and out ---------------------------------------------------------------
 
     def check_new(self, request_id: RequestId) -> None:
-        """Raise InvalidRequest if one of that name is here. O(1)."""
+        """Raise RequestRefused if one of that name is here: another replica could take it. O(1)."""
         if request_id in self._by_id:
-            raise InvalidRequest("request_id", f"{request_id!r} is being served here already")
+            raise RequestRefused(f"request_id: {request_id!r} is being served here already")
 
     def check_room(
         self,

@@ -89,6 +89,10 @@ _TABLE: dict[type[BaseException], _Row] = {
     errors.TooManyDeaths: _Row(500, SERVER, "failed", "too_many_deaths", is_final=True),
     # Whose doing it was cannot be told: the others of its step may be answered the next time.
     shared.ForwardFailed: _Row(500, SERVER, "failed", "forward_failed"),
+    # Whatever it was met it on two replicas, before anything was computed.
+    shared.AdmissionFailed: _Row(500, SERVER, "failed", "admission_failed", is_final=True),
+    # Ours: what a client may send is checked before. Asked again it would be refused again.
+    shared.RefusedEverywhere: _Row(500, SERVER, "failed", "refused_everywhere", is_final=True),
     # It stops, say, and nobody else could take over: a new attempt may find another replica.
     shared.RequestRefused: _Row(503, UNAVAILABLE, "failed", "refused", lambda _error: 1.0),
 }
@@ -97,8 +101,10 @@ _INTERNAL_MESSAGE = "The server failed to answer this request."
 # These carry text from elsewhere (a traceback's line, a handle's state): clients get a fixed sentence.
 _FIXED_MESSAGES: dict[type[BaseException], str] = {
     shared.ForwardFailed: "The model failed while computing this request.",
+    shared.AdmissionFailed: "The server failed to take this request in.",
     shared.QueueFull: "All replicas are busy; try again later.",
     shared.RequestRefused: "The replica refused this request.",
+    shared.RefusedEverywhere: "The engine cannot compute this request.",
 }
 
 _SOON = {"retry-after": "1"}

@@ -23,6 +23,7 @@ from replica.errors import (
     EngineStopped,
     InvalidRequest,
     QueueFull,
+    RequestRefused,
 )
 from tests.fakes.engine import TokenizersDecoder, fingerprint, make_request, sim_core
 from tests.fakes.running_engine import SLOW, collect, engine, eventually
@@ -140,7 +141,7 @@ async def test_a_refused_twin_id_does_not_cancel_its_owner() -> None:
     async with engine(sim=SLOW) as running:
         owner = asyncio.create_task(collect(running, make_request("same", [1], max_tokens=10)))
         await eventually(lambda: running.load().num_running == 1)
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(RequestRefused, match="being served here already"):
             await collect(running, make_request("same", [2]))
         assert sum(len(d.token_ids) for d in await owner) == 10
 

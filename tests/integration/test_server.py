@@ -20,7 +20,7 @@ from cache.errors import ConfigError
 from cache.event_wire import decode_batch
 from cache.messages import FinishReason, ReplicaInfo
 from replica.config import ReplicaConfig, SimConfig
-from replica.errors import EngineStopped, InvalidRequest
+from replica.errors import EngineStopped, InvalidRequest, RequestRefused
 from replica.server import ReplicaServer, _given_by
 from tests.fakes.engine import make_request
 from tests.fakes.structures import tiny_tokenizer
@@ -109,7 +109,7 @@ async def test_a_request_that_lacks_what_has_no_default_is_refused_alone(server:
         (as_sent_without(known, {"seed"}), "seed"),
         (replace(known, sampling=sampling), "sampling.max_tokens"),
     ):
-        with pytest.raises(InvalidRequest, match=rf"^{name}: was not sent"):
+        with pytest.raises(RequestRefused, match=rf"^{name}: was not sent"):
             await anext(server.generate(request))
     assert [delta async for delta in server.generate(known)]
 

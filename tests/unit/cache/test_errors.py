@@ -10,6 +10,7 @@ import yaml
 
 import cache.errors
 from cache.errors import (
+    AdmissionFailed,
     BlocksAwaited,
     BlocksInUse,
     ConfigError,
@@ -22,6 +23,7 @@ from cache.errors import (
     PinsFull,
     PromptTooLong,
     QueueFull,
+    RefusedEverywhere,
     RequestRefused,
     ServingError,
     StaleHit,
@@ -48,6 +50,8 @@ EXAMPLES = [
     HandedOver(),
     PiecesLost(),
     PinsFull(needed=12, left=3),
+    RefusedEverywhere("share: 0 is not above 0"),
+    AdmissionFailed("AttributeError"),
     StructureRefused("its grammar is too complex"),
 ]
 

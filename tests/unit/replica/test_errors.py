@@ -9,7 +9,6 @@ from replica import errors
 from tests.error_trees import assert_complete, assert_survives_pickling
 
 EXAMPLES = [
-    errors.AdmissionFailed("AttributeError"),
     errors.EngineBroken("a step failed on rank 0 alone: out of memory"),
     errors.EngineError("something"),
     errors.EngineStopped("it was closed"),

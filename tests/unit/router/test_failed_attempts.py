@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from cache.errors import (
+    AdmissionFailed,
     DeadlineExceeded,
     ForwardFailed,
     HandedOver,
     PiecesLost,
     PromptTooLong,
     QueueFull,
+    RefusedEverywhere,
     RequestRefused,
 )
 from router.errors import ReplicaLost
@@ -33,6 +35,7 @@ def a_count(max_attempts: int = 10, max_deaths: int = 3) -> FailedAttempts:
         (RequestRefused("shutting down"), "replica_lost"),
         (PromptTooLong(9, 8), None),
         (DeadlineExceeded(1.0, 2.0), None),
+        (RefusedEverywhere("share: 0 is not above 0"), None),
     ],
 )
 def test_what_another_replica_would_do_better(error: ReplicaLost | RequestRefused, cause: str | None) -> None:
@@ -58,3 +61,10 @@ def test_a_forward_fails_twice_wherever_it_is_sent() -> None:
     assert failed.add(ForwardFailed("r"), 0) == "forward_failed"
     assert failed.add(ForwardFailed("r"), 9) is None
     assert not failed.is_suspect
+
+
+def test_what_nobody_can_take_in_is_tried_on_two() -> None:
+    """It was tried on as many as there may be attempts, with the same traceback in each one's log."""
+    failed = a_count()
+    assert failed.add(AdmissionFailed("AttributeError"), 0) == "admission_failed"
+    assert failed.add(AdmissionFailed("AttributeError"), 0) is None

@@ -12,7 +12,7 @@ from cache.messages import FinishReason
 from cache.types import PinId, RequestId
 from replica.config import SimConfig
 from replica.engine.engine_core import EngineCore, Progress
-from replica.errors import ForwardFailed, InvalidRequest
+from replica.errors import ForwardFailed, InvalidRequest, RequestRefused
 from tests.fakes.engine import BLOCK_SIZE, VirtualClock, make_pin, make_request, pinned, sim_core
 
 PREFIX = list(range(5 * BLOCK_SIZE))  # five blocks
@@ -133,7 +133,7 @@ def test_it_is_told_in_reports() -> None:
 def test_a_name_is_taken_once() -> None:
     core = a_core()
     pin(core)
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(RequestRefused, match="held here already"):
         core.submit(replace(make_pin("p", PREFIX), request_id=RequestId("other")))
 
 
@@ -157,7 +157,7 @@ def test_less_than_a_block_is_refused() -> None:
 
 
 def test_without_prefix_caching_nothing_is_held() -> None:
-    with pytest.raises(InvalidRequest, match="prefix_caching"):
+    with pytest.raises(RequestRefused, match="prefix_caching"):
         a_core(prefix_caching=False).submit(make_pin("p", PREFIX))
 
 

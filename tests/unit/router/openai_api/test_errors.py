@@ -34,6 +34,8 @@ SECRET = "a secret prompt"
         (errors.NoReplica(), 503, "no_replica", "no_replica"),
         (errors.RouterUnheard(), 503, "router_unheard", "failed"),
         (shared.RequestRefused(SECRET), 503, "refused", "failed"),
+        (shared.RefusedEverywhere(SECRET), 500, "refused_everywhere", "failed"),
+        (shared.AdmissionFailed(SECRET), 500, "admission_failed", "failed"),
         (shared.DeadlineExceeded(1, 2), 504, "deadline_exceeded", "deadline"),
         (errors.TooManyDeaths("r", 2), 500, "too_many_deaths", "failed"),
         (shared.ForwardFailed(SECRET), 500, "forward_failed", "failed"),
@@ -62,11 +64,17 @@ def test_whose_body_stopped_keeps_no_connection() -> None:
 
 
 def test_who_is_told_not_to_come_again() -> None:
-    """Who killed replicas, whose time is over, who does not read.
+    """Who killed replicas, whose time is over, who does not read, whom no replica can compute.
 
     A failed forward may have been somebody else's doing.
     """
-    for final in (errors.TooManyDeaths("r", 2), shared.DeadlineExceeded(1, 2), shared.LeftUnread(9, 8)):
+    for final in (
+        errors.TooManyDeaths("r", 2),
+        shared.DeadlineExceeded(1, 2),
+        shared.LeftUnread(9, 8),
+        shared.RefusedEverywhere("x"),
+        shared.AdmissionFailed("x"),
+    ):
         assert answer_to(final).headers == {"x-should-retry": "false"}
     for error in (shared.ForwardFailed("x"), shared.QueueFull(1, 1), errors.NoReplica(), KeyError("x")):
         assert "x-should-retry" not in answer_to(error).headers
