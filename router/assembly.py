@@ -109,7 +109,9 @@ class RouterParts:
         )
         self._tracing = tracing or NoTracing()
         self.dispatcher = Dispatcher(config, self.routing, calls, hasher, self.metrics, clock, self._tracing)
-        self.hot_copies = HotCopies(self.routing, calls, self.dispatcher.work_told)
+        self.hot_copies = HotCopies(
+            self.routing, calls, self.dispatcher.work_told, self.dispatcher.placer.served
+        )
         self.metrics.registry.register(HotCopyCollector(self.hot_copies.statistics))
         copies = Copies(self.routing, self.dispatcher, calls)
         self.metrics.watch_queue(self.dispatcher.placer.queue_state)

@@ -39,13 +39,18 @@ class HotCopies:
     """Has the copies made that `routing` wants, from its construction until `aclose`."""
 
     def __init__(
-        self, routing: Routing, calls: ReplicaCalls, work_told: Callable[[], tuple[float, float]]
+        self,
+        routing: Routing,
+        calls: ReplicaCalls,
+        work_told: Callable[[], tuple[float, float]],
+        charge: Callable[[str, int, float], None],
     ) -> None:
         """work_told: of `GenerateRequest`, what every request tells of this Router: `held_s` and
-        `refused_ratio`."""
+        `refused_ratio`. charge: a tenant, tokens that were computed for it, its share."""
         self._routing = routing
         self._calls = calls
         self._work_told = work_told
+        self._charge = charge
         self._tasks = OwnTasks()
         self._num_made = self._num_failed = self._num_tokens = 0
         routing.make_copies(self._order)
@@ -70,8 +75,10 @@ class HotCopies:
             fields = {"replica_id": placement.replica_id, "error_type": type(error).__name__}
             logger.info("a hot prefix was not copied", extra=fields)
         else:
+            computed = query.num_prompt_tokens - cached
             self._num_made += 1
-            self._num_tokens += query.num_prompt_tokens - cached
+            self._num_tokens += computed
+            self._charge(query.tenant, computed, query.share)  # as its engine does
         finally:
             self._routing.release(query.request_id)
 

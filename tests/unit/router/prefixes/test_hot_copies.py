@@ -50,16 +50,27 @@ async def never(_: GenerateRequest) -> AsyncGenerator[Delta, None]:
     yield Delta("", (), 0, FinishReason.LENGTH)
 
 
+Charges = list[tuple[str, int, float]]
+
+
+@pytest.fixture
+def charges() -> Charges:
+    """Tenants, tokens, shares, as the Router's turns hear of them."""
+    return []
+
+
 class Order(Protocol):
     def __call__(self, replicas: Replicas) -> tuple[RoutingBench, HotCopies]: ...
 
 
 @pytest.fixture
-def order(bench: RoutingBench) -> Order:
+def order(bench: RoutingBench, charges: Charges) -> Order:
     """Copies made by these replicas, and one of them wanted at B."""
 
     def ordered(replicas: Replicas) -> tuple[RoutingBench, HotCopies]:
-        copies = HotCopies(bench.routing, replicas, lambda: (3.0, 0.5))
+        copies = HotCopies(
+            bench.routing, replicas, lambda: (3.0, 0.5), lambda *charged: charges.append(charged)
+        )
         system = chain("system", PREFIX)
         bench.say(A, stored=system)
         for index in range(20):
@@ -112,6 +123,13 @@ async def test_the_prefix_alone_is_sent_for_the_cache_and_to_that_replica_only(o
     assert (request.held_s, request.refused_ratio, request.deadline_s) == (3.0, 0.5, LIMIT_S)
     assert copies.statistics() == HotCopyStatistics(1, 0, (PREFIX - 2) * BLOCK_SIZE)
     assert bench.in_flight(A) == 1, "the request itself is where it was"
+
+
+async def test_it_is_charged_to_its_tenant_as_its_engine_does(order: Order, charges: Charges) -> None:
+    """Engines charged it and Routers did not: they disagreed on whose turn it was."""
+    bench, _ = order(Replicas(computed))
+    await until_over(bench)
+    assert charges == [("alice", (PREFIX - 2) * BLOCK_SIZE, 2.0)]
 
 
 async def _lost(_: GenerateRequest) -> AsyncGenerator[Delta, None]:
