@@ -30,6 +30,7 @@ from replica.runners.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
+FAILED = 1  # its exit code where it raised
 _PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
 
@@ -130,7 +131,13 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     disable_progress_bar()  # rank 0 shows one
     with os.fdopen(int(sys.argv[1]), "wb") as answers:
-        Follower(Orders(sys.stdin.buffer), answers).run()
+        try:
+            Follower(Orders(sys.stdin.buffer), answers).run()
+        except Exception:
+            logger.critical("this rank of the model has failed", exc_info=True)
+            logging.shutdown()
+            # At once: rank 0 asks who has gone, and Python cannot end while a thread reads standard input.
+            os._exit(FAILED)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,10 @@ from cache.messages import SamplingParams
 from replica.config import ReplicaConfig
 from replica.errors import RankLost
 from replica.models.model_source import ModelRefused, resolve
+from replica.parallel.orders import Load
 from replica.parallel.rank_group import RankGroup
+from replica.runners.follower import FAILED
+from replica.runners.followers import Followers
 from replica.runners.model_runner import ModelRunner
 from replica.runners.parallel_runner import ParallelRunner
 from replica.scheduling.runner import LaunchingRunner
@@ -146,6 +149,20 @@ def test_no_follower_outlives_rank_0(llama: Path, is_stopped: bool) -> None:
             leader.kill()
             leader.wait()
         assert soon_gone(running)
+
+
+def test_a_follower_that_fails_ends_at_once_and_in_order() -> None:
+    """Python could not end while a thread read standard input: it aborted instead, after a while."""
+    lost = threading.Event()
+    followers = Followers(2, on_lost=lost.set)
+    try:
+        config = ReplicaConfig(model="tiny", device="cpu", tensor_parallel=2)
+        followers.tell_each(lambda rank: Load(config, rank, "store", 512, "no such dtype", part_bytes=1))
+        with pytest.raises(RankLost, match=rf"exit code {FAILED}$"):
+            followers.hear_each()
+        assert lost.is_set()
+    finally:
+        followers.close()
 
 
 def test_a_model_without_a_plan_is_refused_before_anything_is_started(tmp_path: Path) -> None:
