@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import traceback
 from collections.abc import Mapping, Sequence
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -26,6 +27,7 @@ class FieldsHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # A copy: the target's filters write into it, and other handlers see the same record.
         told = copy.copy(record)
+        spell_traceback(told)
         fields = fields_of(record)
         if fields and not self._is_json:
             told.msg, told.args = f"{record.getMessage()} {as_text(fields)}", ()
@@ -47,6 +49,17 @@ def pass_on(package: str, targets: Sequence[logging.Handler]) -> None:
     for target in targets:
         if target not in known:
             logger.addHandler(FieldsHandler(target))
+
+
+def spell_traceback(record: logging.LogRecord) -> bool:
+    """A filter that takes every record, and gives it the traceback's text before a formatter does.
+
+    logging's own formatter prints it, and Serve puts another function in `print`'s place in its replicas,
+    which prints each line as a tuple (seen in Ray 2.60).
+    """
+    if record.exc_info and record.exc_info[1] is not None and not record.exc_text:
+        record.exc_text = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
+    return True
 
 
 def lose_unwritable_lines() -> None:

@@ -24,7 +24,7 @@ from cache.channel.frames import ReplyTo
 from cache.channel.server import ChannelServer, Outlet
 from cache.delta_frames import DELTAS
 from cache.errors import LeftUnread, RequestRefused
-from cache.log_fields import lose_unwritable_lines, pass_on
+from cache.log_fields import lose_unwritable_lines, pass_on, spell_traceback
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin
 from cache.pickled import missing_field
 from cache.tracing import Tracing
@@ -233,7 +233,8 @@ def _log_through_serve() -> None:
     serves = logging.getLogger("ray.serve")
     for package in ("replica", "cache"):
         pass_on(package, serves.handlers)
-    serves.addFilter(_is_no_refusal)  # the same function twice is one filter
+    for each in (_is_no_refusal, spell_traceback):
+        serves.addFilter(each)  # the same function twice is one filter
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:

@@ -35,7 +35,7 @@ from ray.serve.exceptions import (
 from cache import heap
 from cache.channel.server import ChannelServer
 from cache.errors import ConfigError, PiecesLost, ServingError
-from cache.log_fields import lose_unwritable_lines, pass_on
+from cache.log_fields import lose_unwritable_lines, pass_on, spell_traceback
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin, ReplicaInfo
 from cache.tracing import Tracing
 from cache.types import PinId, ReplicaId
@@ -368,6 +368,7 @@ def _log_through_serve() -> None:
     lose_unwritable_lines()
     for package in ("router", "cache"):
         pass_on(package, logger.handlers)
+    logger.addFilter(spell_traceback)  # the same function twice is one filter
 
 
 __all__ = ["HandleCalls", "Ingress", "check_one_loop", "translate"]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
 import json
 import logging
 import logging.handlers
 import sys
+import traceback
 from collections.abc import Iterator
 
 import pytest
 
-from cache.log_fields import FieldsHandler, as_text, fields_of, lose_unwritable_lines, pass_on
+from cache.log_fields import (
+    FieldsHandler,
+    as_text,
+    fields_of,
+    lose_unwritable_lines,
+    pass_on,
+    spell_traceback,
+)
 
 PACKAGE = "warmpath_test_package"
 FULL_DISK = "/dev/full"  # takes nothing, and says that no room is left
@@ -112,6 +121,30 @@ def test_a_traceback_is_still_there(logger: logging.Logger) -> None:
         logger.exception("failed", extra={"request_id": "r-1"})
     assert "failed request_id=r-1\nTraceback" in written.getvalue()
     assert "ValueError: cause" in written.getvalue()
+
+
+def test_a_traceback_is_text_whatever_print_is(
+    logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve's replicas have another `print`, which wrote `('Traceback (most recent call last):\\n',)`."""
+    own = builtins.print
+
+    def of_serve(*objects: object, sep: str = " ", end: str = "\n", file: io.StringIO | None = None) -> None:
+        own(objects, sep=sep, end=end, file=file)
+
+    passed, handler = stream()
+    logger.addHandler(FieldsHandler(handler))
+    serves, handler = stream()
+    logger.addHandler(handler)
+    logger.addFilter(spell_traceback)
+    monkeypatch.setattr(builtins, "print", of_serve)
+    try:
+        raise ValueError("cause")
+    except ValueError as error:
+        logger.exception("failed")
+        spelled = "".join(traceback.format_exception(error))
+    assert passed.getvalue() == serves.getvalue() == f"ERROR failed\n{spelled}"
+    logger.removeFilter(spell_traceback)
 
 
 def test_marks_of_others_are_no_fields() -> None:
