@@ -43,7 +43,8 @@ class Pins:
         return self.limit - self.num_blocks - self._num_promised
 
     def __len__(self) -> int:
-        return len(self._held)
+        """Pins, those that are only promised included."""
+        return len(self._held) + len(self._promised)
 
     def __contains__(self, pin_id: PinId) -> bool:
         return pin_id in self._held or pin_id in self._promised

@@ -74,7 +74,7 @@ class EnginePins:
         Whether they are held. Raises PinsFull, and changes nothing, if they do not fit beside other pins.
         """
         lease, num_blocks = self._lease(request), self._num_blocks(request)
-        if len(self._held) >= MAX_PINS:
+        if len(self._cache.pins) >= MAX_PINS:
             raise PinsFull(needed=num_blocks, left=0)
         if self._hold(request):
             return True

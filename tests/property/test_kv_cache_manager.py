@@ -235,7 +235,7 @@ class Driver(CacheActs):
         held = {block_id for content in self.pinned.values() for block_id in content}
         assert self.manager.stats().pinned == pins.num_blocks == len(held)
         assert len(held) + sum(self.promised.values()) == self.max_pinned - pins.left <= self.max_pinned
-        assert len(pins) == len(self.pinned)
+        assert len(pins) == len(self.pinned) + len(self.promised)
         for content in self.pinned.values():
             for block_id, slots in content.items():
                 assert blocks[block_id].block_hash is not None, "a pinned block was evicted"

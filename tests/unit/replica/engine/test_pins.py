@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cache.engine_report import MAX_PINS
+from cache.engine_report import MAX_PINS, decode_report, encode_report
 from cache.errors import DeadlineExceeded, PinsFull
 from cache.messages import FinishReason
 from cache.types import PinId, RequestId
@@ -143,6 +143,20 @@ def test_no_more_than_a_report_can_tell() -> None:
         pin(core, f"p{index}", [index] * BLOCK_SIZE)
     with pytest.raises(PinsFull):
         core.submit(make_pin("q", PREFIX))
+
+
+def test_those_asked_for_at_once_are_no_more_than_a_report_can_tell() -> None:
+    """Routers cannot read one that tells more, and so nothing of the replica."""
+    core, num_refused = sim_core(1024, max_model_len=100, max_waiting=1000), 0
+    for index in range(MAX_PINS + 3):
+        try:
+            core.submit(make_pin(f"p{index}", [index] * BLOCK_SIZE))
+        except PinsFull:
+            num_refused += 1
+    run(core)
+    report = core.report(epoch=1, number=1)
+    assert (num_refused, len(report.pins)) == (3, MAX_PINS)
+    assert decode_report(encode_report(report)) == report
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
