@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cache.block_hash import BlockHasher, PackedHashes
-from cache.errors import DeadlineExceeded, PiecesLost, RequestRefused
+from cache.errors import DeadlineExceeded, PiecesLost, QueueFull, RequestRefused
 from cache.messages import AnswerSoFar, Delta, GenerateRequest, PinLease, SamplingParams
 from cache.structure import Structure
 from cache.tracing import Attributes, NoTracing, Tracing
@@ -140,6 +140,7 @@ class Generation:
         self._failed = FailedAttempts(config.max_attempts, config.max_deaths)
         self._continues_from = 0  # tokens sent to another replica to go on from, until it has
         self._is_handed_over = False  # by the last attempt
+        self._engine_s = 0.0  # of the replica's time, for the last attempt's prefill
         self._query: RouteQuery | None = None  # of the last attempt; None: there was none, or it is closed
         self._was_placed = False
         self.was_accepted = False  # by a replica, in any attempt that is over
@@ -306,6 +307,7 @@ class Generation:
             is_again=job.is_again or attempt > 0,
         )
         placement = await shared.placer.place(self._query, since=self._began_at, deadline=self._deadline)
+        self._engine_s = placement.engine_s
         if shared.config.binding == "late":
             shared.metrics.held_s.observe(shared.clock() - started_at)
         shared.metrics.decisions.labels(placement.policy, placement.reason.value).inc()
@@ -397,10 +399,15 @@ class Generation:
         """Returns if another attempt elsewhere is worth it; raises what the client is told otherwise."""
         if isinstance(error, ReplicaLost):
             self._shared.routing.request_lost()
+        is_full = isinstance(error, QueueFull)
+        if is_full:
+            self._shared.placer.not_taken(self._engine_s)
         why = self._failed.add(error, self._num_output_tokens)
         # Not a copy of a pin: that is for this replica, and whoever wants it chooses another.
         self._is_handed_over = why == "handed_over" and self._job.pin is None
         if why is None or not (self._is_handed_over or self._has_alternative()):
+            if is_full:
+                self._shared.placer.given_up(self._engine_s)
             raise self._final(error) from error
         phase = "mid_stream" if self.has_tokens else "before_first_token"
         # Answers that are over have nothing that anybody needs again.

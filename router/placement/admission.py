@@ -114,6 +114,14 @@ class Admission:
         """Somebody goes to a replica, and takes so much of its time."""
         self._work.placed(engine_s, self._clock())
 
+    def not_taken(self, engine_s: float) -> None:
+        """The engine that it went to had no room for it, and did nothing for it."""
+        self._work.not_taken(engine_s, self._clock())
+
+    def given_up(self, engine_s: float) -> None:
+        """Its client is told so: nobody else had room either."""
+        self._work.refused(engine_s, self._clock())
+
     @property
     def _strict_s(self) -> float:
         """The bound in overload."""

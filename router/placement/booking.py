@@ -221,6 +221,7 @@ class Bookings:
             query.block_hashes if shares_hashes else (),
             reason,
             decision.policy.name,
+            decision.engine_s,
         )
 
     def _count(self, ranking: Ranking, reason: RouteReason) -> None:

@@ -70,6 +70,7 @@ class Placement(NamedTuple):
     block_hashes: Sequence[BlockHash]  # to send along; () unless every rank shares our fingerprint
     reason: RouteReason
     policy: str
+    engine_s: float = 0.0  # of the best one's time, for its prefill; 0 while unknown
 
     @property
     def replica_id(self) -> ReplicaId:

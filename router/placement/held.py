@@ -152,6 +152,14 @@ class HeldRequests:
         self._demand.came(tenant, num_tokens, share, now)
         self._demand.placed(num_tokens, now)
 
+    def not_taken(self, engine_s: float) -> None:
+        """`Admission.not_taken`."""
+        self._admission.not_taken(engine_s)
+
+    def given_up(self, engine_s: float) -> None:
+        """`Admission.given_up`."""
+        self._admission.given_up(engine_s)
+
     def poll(self) -> list[Departure]:
         """Who leaves now, in the order of their decisions; each request leaves exactly once.
 

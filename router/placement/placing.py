@@ -52,6 +52,12 @@ class Placer(Protocol):
     def served(self, tenant: str, num_tokens: int, share: float) -> None:
         """So many tokens were generated for a tenant, of that share: whose turn it is goes by that, too."""
 
+    def not_taken(self, engine_s: float) -> None:
+        """An engine has refused what was placed there, since it is full: of so many seconds of its time."""
+
+    def given_up(self, engine_s: float) -> None:
+        """Nor is that sent anywhere else: it counts as refused work."""
+
     def close(self) -> None:
         """Wait for nothing any more. Idempotent."""
 
@@ -151,6 +157,12 @@ class PromptPlacer:
     def served(self, tenant: str, num_tokens: int, share: float) -> None:
         """The engines hear of it themselves."""
 
+    def not_taken(self, engine_s: float) -> None:
+        self._admission.not_taken(engine_s)
+
+    def given_up(self, engine_s: float) -> None:
+        self._admission.given_up(engine_s)
+
     def close(self) -> None:
         for looking in self._looking:
             looking.cancel()
@@ -200,6 +212,12 @@ class LatePlacer:
 
     def served(self, tenant: str, num_tokens: int, share: float) -> None:
         self._held.served(tenant, num_tokens, share)
+
+    def not_taken(self, engine_s: float) -> None:
+        self._held.not_taken(engine_s)
+
+    def given_up(self, engine_s: float) -> None:
+        self._held.given_up(engine_s)
 
     def close(self) -> None:
         for handle in (self._soon, self._timer):

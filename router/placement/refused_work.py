@@ -37,6 +37,11 @@ class RefusedWork:
         self._age(now)
         self._placed_s += engine_s
 
+    def not_taken(self, engine_s: float, now: float) -> None:
+        """So much of what counts as placed was not done: the engine it was sent to refused it."""
+        self._age(now)
+        self._placed_s = max(0.0, self._placed_s - engine_s)
+
     @property
     def ratio(self) -> float:
         """0 while nothing is refused, at most `MOST`."""

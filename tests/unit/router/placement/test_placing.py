@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cache.block_hash import BlockHasher
-from cache.errors import DeadlineExceeded
+from cache.errors import DeadlineExceeded, QueueFull
 from cache.events import Load, StepTimeModel
 from cache.messages import SamplingParams
 from cache.types import ReplicaId, RequestId
@@ -20,6 +20,7 @@ from router.errors import AllBusy, NoReplica
 from router.placement.decision import Decision, RouteQuery
 from router.placement.placing import LatePlacer, PromptPlacer, make_placer
 from router.placement.routing import Routing
+from tests.fakes.generations import failing
 from tests.fakes.http import FINGERPRINT, RouterUnderTest, text_of
 from tests.fakes.router import config, info, load, query, replica_id
 
@@ -378,6 +379,27 @@ async def test_what_was_refused_travels_with_who_goes(binding: str) -> None:
         told = [request.refused_ratio for _, request in router.calls.requests]
         assert told == pytest.approx([1.0, 0.5], rel=0.05)
         assert dispatcher.placer.refused_ratio == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("binding", ["at_once", "late"])
+async def test_what_engines_refuse_is_refused_work(binding: str) -> None:
+    """It counted as placed, so a fleet that turned everybody away asked for no replica more."""
+    async with RouterUnderTest(num_replicas=2, binding=binding) as router:
+        placer = router.parts.dispatcher.placer
+        for replica in router.replicas:
+            say(router, replica, 0)
+        await text(generation(router))
+        assert placer.refused_ratio == 0.0
+        router.follow(failing(QueueFull(1, 1)))
+        prompt = array("i", range(100, 100 + len(PROMPT)))  # nothing in common
+        hashes = tuple(HASHER.chain(HASHER.root(), prompt))
+        with pytest.raises(QueueFull):
+            await text(
+                router.parts.dispatcher.start(
+                    Job(RequestId("refused"), prompt, hashes, SamplingParams(max_tokens=8), seed=1)
+                )
+            )
+        assert placer.refused_ratio == pytest.approx(1.0, rel=0.05)
 
 
 async def test_at_once_nothing_waits_here() -> None:

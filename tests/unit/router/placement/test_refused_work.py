@@ -24,6 +24,17 @@ def test_refused_for_each_second_that_was_placed() -> None:
     assert work.ratio == pytest.approx(3.0 / math.e / (2.0 / math.e + 4.0))
 
 
+def test_what_an_engine_would_not_take_was_not_placed() -> None:
+    work = RefusedWork()
+    work.placed(3.0, 0.0)
+    work.not_taken(1.0, 0.0)
+    work.refused(1.0, 0.0)
+    assert work.ratio == pytest.approx(0.5)
+    work.not_taken(9.0, 0.0)  # ages differ: never less than nothing
+    work.placed(1.0, 0.0)
+    assert work.ratio == pytest.approx(1.0)
+
+
 def test_clients_that_come_back_at_once_count_no_more_than_the_most() -> None:
     work = RefusedWork()
     work.refused(1.0, 0.0)
