@@ -6,10 +6,12 @@ methods; knows neither requests nor streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from cache.byte_fallback import ByteFallbackDecoder, byte_tokens
+from cache.byte_level import misread_tokens
 
 
 class TokenizerDecoder:
@@ -29,6 +31,34 @@ class TokenizerDecoder:
             self._decode = ByteFallbackDecoder(backend, byte_token_ids, skip_special_tokens=skips).decode
         else:
             self._decode = lambda ids: backend.decode(ids, skip_special_tokens=skips)
+            if misread := _misread(backend, skips_special=skips):
+                self._decode = _ByRuns(self._decode, misread).decode
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._decode(list(token_ids))
+
+
+class _ByRuns:
+    """Added tokens as their text, and what is between them as the library has it."""
+
+    def __init__(self, decode: Callable[[list[int]], str], texts: Mapping[int, str]) -> None:
+        self._decode = decode
+        self._texts = texts
+
+    def decode(self, token_ids: list[int]) -> str:
+        if self._texts.keys().isdisjoint(token_ids):
+            return self._decode(token_ids)
+        parts = []
+        for is_added, run in groupby(token_ids, self._texts.__contains__):
+            ids = list(run)
+            parts += [self._texts[token_id] for token_id in ids] if is_added else [self._decode(ids)]
+        return "".join(parts)
+
+
+def _misread(backend: Any, *, skips_special: bool) -> dict[int, str]:
+    added = backend.get_added_tokens_decoder()
+    return {
+        token_id: text
+        for token_id, text in misread_tokens(backend).items()
+        if not (skips_special and added[token_id].special)
+    }

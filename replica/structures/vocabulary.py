@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cache.byte_level import misread_tokens
+
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
@@ -57,7 +59,8 @@ class StructureVocabulary:
             )
         except ValueError as error:
             raise TokenizerUnsuited(str(error)) from error
-        if written := _written_tags(backend, known):
+        misread = misread_tokens(backend)
+        if written := _written_tags(backend, known, misread):
             spelling: Any = _Spelling(known, written)
             self.tokens = LLTokenizer(spelling, eos_token=known.eos_tokens)
         else:
@@ -68,14 +71,14 @@ class StructureVocabulary:
         self.without_ends = np.full(self.num_words, -1, dtype=np.int32)
         for token_id in self.tokens.eos_tokens:
             self.without_ends.view(np.uint32)[token_id // 32] &= ~np.uint32(1 << token_id % 32)
-        self._check(backend, min(vocab_size, backend.get_vocab_size()))
+        self._check(backend, min(vocab_size, backend.get_vocab_size()), misread)
 
-    def _check(self, backend: Any, num_tokens: int) -> None:
+    def _check(self, backend: Any, num_tokens: int, misread: Mapping[int, str]) -> None:
         """Compare the bytes with what the tokenizer itself makes of a token inside a text."""
         for token_id in range(0, num_tokens, max(1, num_tokens // CHECKED_TOKENS)):
             if token_id in self.tokens.eos_tokens or self.tokens.is_special_token(token_id):
                 continue
-            text = _text_of(backend, token_id)
+            text = misread.get(token_id) or _text_of(backend, token_id)
             stands_for = self.tokens.decode_bytes([token_id]).decode("utf-8", "replace")
             if REPLACEMENT not in text and REPLACEMENT not in stands_for and text != stands_for:
                 raise TokenizerUnsuited(f"token {token_id} decodes otherwise than its bytes say")
@@ -115,19 +118,19 @@ class _Spelling:
         return self._known.tokenize_str(text)
 
 
-def _written_tags(backend: Any, known: LLTokenizer) -> dict[int, bytes]:
-    """Tokens that are in texts and that `known` takes for special, with what they are there.
+def _written_tags(backend: Any, known: LLTokenizer, misread: Mapping[int, str]) -> dict[int, bytes]:
+    """Tokens that are in texts and that `known` takes for special, or for bytes, with what they are there.
 
     It does so with every added token that is named like a tag, whether it is marked special or not, such as
     Qwen's `<tool_call>` and `<think>`. Such a one would be masked wherever a text may have it, and, being how
     a text that is forced is spelled, be asked for and then not be taken.
     """
     texts = {
-        token_id: _text_of(backend, token_id)
+        token_id: misread.get(token_id) or _text_of(backend, token_id)
         for token_id, token in backend.get_added_tokens_decoder().items()
         if token_id < known.vocab_size
         and not token.special
-        and known.is_special_token(token_id)
+        and (known.is_special_token(token_id) or token_id in misread)
         and token_id not in known.eos_tokens  # an end is no part of a text, whatever it is marked as
     }
     return {token_id: text.encode() for token_id, text in texts.items() if text and REPLACEMENT not in text}

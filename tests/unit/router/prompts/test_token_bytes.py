@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from cache.tokenizer_decoder import TokenizerDecoder
 from router.prompts.token_bytes import token_bytes_of
 from tests.fakes.tokenizers import byte_level, metaspace_bpe, wordpiece
 
@@ -53,11 +54,11 @@ def test_tokens_that_were_added_are_what_the_text_has_of_them(make: Callable[[],
     backend = make()
     backend.add_tokens([AddedToken(name, normalized=False, special=False) for name in ADDED])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    spell = token_bytes_of(tokenizer)
+    spell, decoder = token_bytes_of(tokenizer), TokenizerDecoder(tokenizer)
     before = backend.encode("x", add_special_tokens=False).ids
     for name in ADDED:
         token_id = tokenizer.convert_tokens_to_ids(name)
-        text = backend.decode([*before, token_id, *before], skip_special_tokens=True)
+        text = decoder.decode([*before, token_id, *before])
         assert spell(token_id).decode(errors="replace") == text.removeprefix("x").removesuffix("x")
 
 
