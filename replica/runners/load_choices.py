@@ -6,7 +6,8 @@ Knows the configuration, the model and memory; knows no steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from replica.layers.packed_linear import PackedLinear
 from replica.layers.screened_head import keeps_order, screen_bytes, screen_head
 from replica.memory import free_host_bytes
 from replica.models import config_rules, model_probe
-from replica.models.model_source import NotEnoughMemory, ResolvedModel, stored_dtype
+from replica.models.model_source import ModelRefused, NotEnoughMemory, ResolvedModel, stored_dtype
 from replica.models.weight_files import weight_bytes
 from replica.runners.out_of_memory import is_out_of_memory
 
@@ -80,6 +81,25 @@ def check_memory_for_weights(
     if device.type != "cpu" and stored_dtype(resolved) != name and needed > (here := free_host_bytes()):
         purpose = f"its weights as {name}, on their way to {device}"
         raise NotEnoughMemory(resolved.source, needed, here, "the host", purpose)
+
+
+@contextmanager
+def refusals(source: str, device: torch.device) -> Iterator[None]:
+    """What is found out meanwhile, told as a refusal of the model: of a family that is not served, and of
+    memory that ran out, which says nothing of the family, whoever met it. Raises ModelRefused; other errors
+    pass."""
+    try:
+        yield
+    except (model_probe.Unsupported, RuntimeError, MemoryError) as error:
+        cause = error.__cause__ or error
+        if is_out_of_memory(cause):
+            told = str(cause) or type(cause).__name__
+            raise ModelRefused(
+                source, f"needs more memory than {device} has beside its weights: {told}"
+            ) from error
+        if isinstance(error, model_probe.Unsupported):
+            raise ModelRefused(source, f"cannot be served: {error}") from error
+        raise
 
 
 def head_to_screen(config: ReplicaConfig, model: Any) -> nn.Linear | None:

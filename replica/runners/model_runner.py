@@ -115,7 +115,8 @@ class ModelRunner:
         load_choices.check_backend(config, device, dtype, model_config)
         fetch_weights(resolved)
         load_choices.check_memory_for_weights(config, resolved, device, dtype)
-        model = load_model(resolved, device, dtype)
+        with load_choices.refusals(resolved.source, device):
+            model = load_model(resolved, device, dtype)
         return cls.over(
             model,
             config,
@@ -143,7 +144,7 @@ class ModelRunner:
         on CUDA, nothing elsewhere. Raises as `load`.
         """
         device = model.device
-        try:
+        with load_choices.refusals(source, device):
             reference, head_rows = self_check.reference_of(model, max_model_len)
             layers = model_probe.probe_layers(model)
             model_probe.check_windows(model.config, layers, max_model_len)
@@ -155,28 +156,26 @@ class ModelRunner:
             )
             pack_linears(model, run=lambda: model_probe.probe_layers(model))
             layers = model_probe.probe_layers(model)  # as they are now
-        except model_probe.Unsupported as error:
-            raise ModelRefused(source, f"cannot be served: {error}") from error
-        if head is not None:
-            block_bytes = kv_pages.bytes_per_block(
-                [shape for _, shape in layers], config.block_size, model.dtype
+            if head is not None:
+                block_bytes = kv_pages.bytes_per_block(
+                    [shape for _, shape in layers], config.block_size, model.dtype
+                )
+                load_choices.screen_if_faster(config, source, model, head, head_rows, block_bytes)
+                del head  # and with it the weight as loaded, if nobody else holds it
+            if recorder is None and device.type == "cuda" and config.cuda_graphs:
+                recorder = CudaRecorder(device)
+            runner = cls.with_pages(
+                model,
+                layers,
+                config,
+                source,
+                max_model_len=max_model_len,
+                tokenizer_eos=tokenizer_eos,
+                recorder=recorder,
+                clock=clock,
             )
-            load_choices.screen_if_faster(config, source, model, head, head_rows, block_bytes)
-            del head  # and with it the weight as loaded, if nobody else holds it
-        if recorder is None and device.type == "cuda" and config.cuda_graphs:
-            recorder = CudaRecorder(device)
-        runner = cls.with_pages(
-            model,
-            layers,
-            config,
-            source,
-            max_model_len=max_model_len,
-            tokenizer_eos=tokenizer_eos,
-            recorder=recorder,
-            clock=clock,
-        )
-        runner.check_against(reference, source)
-        return runner
+            runner.check_against(reference, source)
+            return runner
 
     @classmethod
     def with_pages(

@@ -12,12 +12,14 @@ import torch
 from safetensors.numpy import save_file
 
 from cache.errors import ConfigError
-from replica.attention import kv_pages
+from replica.attention import interface, kv_pages
 from replica.attention.kv_pages import LayerShape
 from replica.config import ReplicaConfig
+from replica.layers import decoder_block
 from replica.models import model_probe
-from replica.models.model_source import NotEnoughMemory, ResolvedModel, resolve, stored_dtype
-from replica.runners import load_choices
+from replica.models.model_source import ModelRefused, NotEnoughMemory, ResolvedModel, resolve, stored_dtype
+from replica.runners import load_choices, model_runner
+from replica.runners.model_runner import ModelRunner
 from tests.layer_models import model_of
 
 SHAPES = [LayerShape(2, 16, 16)] * 2
@@ -96,6 +98,50 @@ def test_a_step_that_does_not_fit_at_all_is_refused_by_its_setting(monkeypatch: 
     config = ReplicaConfig(max_batched_tokens=100_000)
     with pytest.raises(ConfigError, match=r"max_batched_tokens.*100064 tokens in a step do not fit"):
         load_choices.choose_num_blocks(config, "made up", model_of("llama"), SHAPES, 1 << 17)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (model_probe, "run"),
+        (interface, "probed_layers"),
+        (decoder_block, "fuse_blocks"),
+        (model_runner, "KVPages"),
+    ],
+    ids=["its own forward", "the probe", "comparing layers", "the pages"],
+)
+def test_memory_that_runs_out_says_nothing_of_the_model(
+    module: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card with room for the weights and little more was told that the family cannot be served, or nothing
+    but a traceback."""
+
+    def run_out(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 96.00 MiB.")
+
+    monkeypatch.setattr(module, name, run_out)
+    told = r"made up.*needs more memory than cpu has beside its weights: CUDA out of memory\. Tried"
+    with pytest.raises(ModelRefused, match=told):
+        ModelRunner.over(model_of("llama"), ReplicaConfig(num_blocks=16), "made up", max_model_len=64)
+
+
+def test_a_model_that_does_not_fit_on_its_way_to_the_card_is_refused(
+    stored: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is free was enough a moment ago: another process has taken it."""
+
+    def run_out(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    monkeypatch.setattr(model_runner, "load_model", run_out)
+    config = ReplicaConfig(device="cpu", max_model_len=64)
+    with pytest.raises(ModelRefused, match=r"needs more memory than cpu has .*CUDA error: out of memory"):
+        ModelRunner.load(config, stored)
+
+
+def test_any_other_error_is_told_as_it_is() -> None:
+    with pytest.raises(RuntimeError, match="no kernel image"), load_choices.refusals("made up", CUDA):
+        raise RuntimeError("no kernel image is available")
 
 
 @pytest.mark.parametrize("said", [{}, {"dtype": "float16"}, {"torch_dtype": "float32"}, {"dtype": "float64"}])
