@@ -20,7 +20,7 @@ SERVED = TRITON  # what is to serve on cards, and so held to the targets; the ot
 JUDGED_HIT, DECODE_BATCH = 0.9, 64  # what the targets are judged at
 PREFILL_OF_MATRIX_RATE = 0.45
 DECODE_OF_BANDWIDTH = 0.60
-HIT_OVER_MISS = 6.5  # of 8.25 that arithmetic allows at 16,384 tokens
+HIT_OVER_MISS = 6.5  # of 8.11 that arithmetic allows at 16,384 tokens
 
 
 @dataclass(frozen=True, slots=True)
