@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
 
     from benchmarks.gpu.bench import Bench
-    from benchmarks.gpu.contenders import device_name
-    from benchmarks.gpu.sheet import OtherConditions, Sheet
+    from benchmarks.gpu.contenders import device_name, why_too_small
+    from benchmarks.gpu.sheet import NoResults, OtherConditions, Sheet, forget
 
     if options.device == "cuda" and not torch.cuda.is_available():
         return _refuse("torch sees no CUDA device here; --device cpu --tiny shows that it runs")
@@ -62,8 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         if options.fresh:
-            options.out.unlink(missing_ok=True)
+            forget(options.out)
         sheet = Sheet(options.out, conditions(plan, device_name(device), options.dtype))
+    except NoResults as error:
+        return _refuse(f"--out: {error}; name another")
     except OtherConditions as error:
         return _refuse(f"{error}; name another --out, or --fresh")
     except OSError as error:
@@ -74,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     keys = bench.keys  # the file may hold other contenders' results as well
     num_before = sum(key in sheet for key in keys)
     begun = f"{num_before} of them in {options.out}"
+    if num_before < len(keys) and (too_small := why_too_small(plan, device, dtype)) is not None:
+        return _refuse(f"{too_small}; --tiny shows that it runs")
     _say(f"{device_name(device)}, {plan.spec.name} in {options.dtype}: {len(keys)} results, {begun}")
     for done, result in enumerate(bench.results(began_s + options.limit_s), num_before + 1):
         sheet.add(result)
@@ -113,6 +117,8 @@ def _report(sheet: Any, bench: Any, names: Sequence[str], plan: Plan) -> int:
     failed = [each for each in results if each.note.startswith("failed")]
     if len(results) < len(keys):
         _say("", f"{len(keys) - len(results)} results are not there yet: run the same command again.")
+    if failed:
+        _say("", f"{len(failed)} results failed, and stay so in the file: --fresh measures everything anew.")
     is_complete = len(results) == len(keys) and not failed
     return 0 if is_complete and all(each.is_reached is True for each in found) else 1
 

@@ -14,13 +14,16 @@ import torch
 
 from benchmarks import models
 from benchmarks.contenders import CONTINUOUS, GENERATE, Contender, ContinuousBatching, Generate, Warmpath
+from benchmarks.gpu import work
 from benchmarks.gpu.plan import FLASH, TRITON, UNRECORDED, Plan
 from cache.block_hash import BlockHasher
 from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint, HashAlgorithm
+from replica.attention import kv_pages
 from replica.attention.backend import check_served
 from replica.attention.kv_pages import LayerShape
 from replica.config import ReplicaConfig
+from replica.memory import human_bytes
 from replica.runners.model_runner import ModelRunner
 
 FLASH_BLOCK_SIZE = 256
@@ -36,6 +39,17 @@ def why_absent(name: str, plan: Plan, device: torch.device, dtype: torch.dtype) 
     except ConfigError as error:
         return error.accepted
     return None
+
+
+def why_too_small(plan: Plan, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the plan has no room on this device; None = there is enough for weights, keys and values."""
+    needed = work.fewest_bytes(plan.spec, plan.pool_tokens, dtype.itemsize)
+    free = kv_pages.free_bytes(device)
+    if needed <= free:
+        return None
+    kept = f"its weights and {plan.pool_tokens:,} tokens' keys and values"
+    there = f"{device_name(device)} has {human_bytes(free)} free"
+    return f"{plan.spec.name} takes {human_bytes(needed)} for {kept} alone, and {there}"
 
 
 def backend_of(name: str) -> str:

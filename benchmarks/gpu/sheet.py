@@ -41,19 +41,24 @@ class OtherConditions(Exception):
     """The file holds results of another card, plan or version."""
 
 
+class NoResults(Exception):
+    """The file holds something else: what `--out` names by mistake is left as it is."""
+
+
 class Sheet:
     """Owned by the benchmark's process; `path` is replaced as a whole, never half written."""
 
     def __init__(self, path: Path, conditions: Mapping[str, Any]) -> None:
-        """Takes in what the file holds. Raises OtherConditions, and OSError where nothing can be written."""
+        """Takes in what the file holds. Raises OtherConditions, NoResults, and OSError where nothing can be
+        written."""
         self._path, self._conditions = path, dict(conditions)
         self._draft = path.with_name(f".{path.name}")
         self._results: dict[tuple[str, str, str], Result] = {}
         if path.exists():
-            document = json.loads(path.read_text())
-            if document["conditions"] != self._conditions:
-                raise OtherConditions(f"{path} is of {document['conditions']}, not of {self._conditions}")
-            for each in document["results"]:
+            found, results = _read(path)
+            if found != self._conditions:
+                raise OtherConditions(f"{path} is of {found}, not of {self._conditions}")
+            for each in results:
                 nested = {name: _frozen(each.pop(name)) for name in ("outputs", "warm_outputs", "nearest")}
                 self._keep(Result(**each, **nested))
         self._draft.write_text("")  # what cannot be written is told now, not with the first result
@@ -76,6 +81,22 @@ class Sheet:
 
     def _keep(self, result: Result) -> None:
         self._results[result.key] = result
+
+
+def forget(path: Path) -> None:
+    """Remove a file of results, where there is one. Raises NoResults for any other file, and OSError."""
+    if path.exists():
+        _read(path)
+        path.unlink()
+
+
+def _read(path: Path) -> tuple[Any, list[dict[str, Any]]]:
+    """Conditions, and the results under them."""
+    try:
+        document = json.loads(path.read_text())
+        return document["conditions"], document["results"]
+    except (ValueError, TypeError, LookupError) as error:
+        raise NoResults(f"{path} holds no results of this benchmark") from error
 
 
 def _frozen(value: Any) -> Any:

@@ -34,6 +34,11 @@ def kv_bytes(spec: ModelSpec, itemsize: int) -> int:
     return spec.layers * spec.kv_heads * spec.head_dim * 2 * itemsize
 
 
+def fewest_bytes(spec: ModelSpec, pool_tokens: int, itemsize: int) -> int:
+    """Memory taken at least: weights, and room for so many tokens' keys and values."""
+    return spec.num_parameters * itemsize + pool_tokens * kv_bytes(spec, itemsize)
+
+
 def decode_bytes(spec: ModelSpec, batch: int, context: float, itemsize: int) -> float:
     """That a step of `batch` decodes must read: each weight once, and each sequence's keys and values."""
     weights = layer_weights(spec) + head_weights(spec)

@@ -16,6 +16,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import bench, contenders
 from benchmarks.gpu.plan import GATHER, TINY
 from benchmarks.gpu.sheet import OtherConditions, Result, Sheet
+from replica.attention import kv_pages
 from replica.runners.model_runner import ModelRunner
 
 ON_CPU = ["--device", "cpu", "--tiny", "--dtype", "float32"]
@@ -95,6 +96,41 @@ def test_what_it_cannot_keep_it_does_not_measure(tmp_path: Path, capsys: pytest.
     assert "--out cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("held", ["# Notes\n", '{"results": []}', "[]"])
+@pytest.mark.parametrize("more", [[], ["--fresh"]])
+def test_a_file_of_something_else_is_left_as_it_is(
+    held: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was a traceback, and with `--fresh` the file was gone."""
+    out = tmp_path / "notes.md"
+    out.write_text(held)
+    assert run(out, *more) == 2
+    assert (
+        capsys.readouterr().err
+        == f"bench-gpu: --out: {out} holds no results of this benchmark; name another\n"
+    )
+    assert out.read_text() == held
+
+
+def test_results_are_measured_anew_where_that_is_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    for _ in range(2):
+        assert run(out, "--limit-s", "0", "--fresh", "--contenders", GATHER) == 1
+        assert list(results(out)) == [bench.LIMITS_KEY]
+
+
+def test_what_has_no_room_for_the_network_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card of 16 GiB every result of every contender was a failure, and was kept as one."""
+    monkeypatch.setattr(kv_pages, "free_bytes", lambda device: 16 << 30)
+    monkeypatch.setattr(bench.Bench, "results", lambda *_: pytest.fail("it began"))
+    assert command.main(["--device", "cpu", "--out", str(tmp_path / "bench.json")]) == 2
+    kept = "its weights and 160,000 tokens' keys and values"
+    told = f"8B takes 37.2 GiB for {kept} alone, and cpu has 16.0 GiB free; --tiny shows that it runs"
+    assert capsys.readouterr().err == f"bench-gpu: {told}\n"
+
+
 @pytest.mark.parametrize("seconds", ["nan", "-1", "soon"])
 def test_a_limit_is_a_number_of_seconds(tmp_path: Path, seconds: str) -> None:
     with pytest.raises(SystemExit) as refused:
@@ -120,7 +156,9 @@ def test_a_contender_that_fails_leaves_the_others_their_results(
     notes = {key[0]: each["note"] for key, each in results(out).items()}
     assert notes["decode"] == "failed: RuntimeError: no kernel image is available"
     assert notes["prefill"] == ""
-    assert "gather_sdpa failed: RuntimeError: no kernel image" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "gather_sdpa failed: RuntimeError: no kernel image" in told
+    assert "2 results failed, and stay so in the file: --fresh measures everything anew." in told
 
 
 def test_what_comes_after_a_lost_card_is_left_to_another_process(
