@@ -46,7 +46,10 @@ class ServePeers:
         """See `OtherRouters`. Where Serve does not say whom to ask, somebody does not answer."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         results = await self._call(deadline, KEPT, asker)
-        answers: list[bytes] = await _in_time(results, deadline)
+        done = await _done_in_time(results, deadline)
+        answers: list[bytes] = [task.result() for task in done if task.exception() is None]
+        # A Router of an older version, for the moment of a rolling update, says that it has none to tell.
+        answers += [b"" for task in done if _lacks(task.exception(), KEPT)]
         return [*answers, *[None] * (max(1, len(results)) - len(answers))]
 
     async def prefix_given_back(self, asker: str, pin_id: PinId, timeout_s: float) -> list[bool]:
@@ -80,7 +83,12 @@ async def _results_of(response: Any) -> list[Any]:
 
 
 async def _in_time(results: Sequence[Any], deadline: float) -> list[Any]:
-    """What has come by then. The other calls are cancelled: a hung Router must not collect them."""
+    """What has come by then. A Router that died under the call does not answer, like one that is too slow."""
+    return [task.result() for task in await _done_in_time(results, deadline) if task.exception() is None]
+
+
+async def _done_in_time(results: Sequence[Any], deadline: float) -> list[asyncio.Future[Any]]:
+    """What has come by then, or failed. The others are cancelled: a hung Router must not collect calls."""
     if not results:
         return []
     tasks = {asyncio.ensure_future(result.get_async()): result for result in results}
@@ -92,8 +100,12 @@ async def _in_time(results: Sequence[Any], deadline: float) -> list[Any]:
                 result.cancel()
                 task.cancel()
     await asyncio.gather(*late, return_exceptions=True)
-    # A Router that died under the call does not answer, like one that is too slow.
-    return [task.result() for task in done if not task.cancelled() and task.exception() is None]
+    return [task for task in done if not task.cancelled()]
+
+
+def _lacks(error: BaseException | None, method: str) -> bool:
+    """Whether Serve says so of whom it asked. That has no type of its own, only a sentence (ray 2.60)."""
+    return isinstance(error, RayServeException) and f"method '{method}' that does not exist" in str(error)
 
 
 def among_routers() -> ServePeers | None:

@@ -104,6 +104,27 @@ async def test_who_does_not_say_what_it_keeps_is_counted(monkeypatch: pytest.Mon
     assert handle.asked == [(KEPT, "me")]
 
 
+def _lacking(method: str) -> RayServeException:
+    """As Serve's replicas say it (ray 2.60)."""
+    return RayServeException(
+        f"Tried to call a method '{method}' that does not exist. Available methods: ['fleet_report']."
+    )
+
+
+async def test_who_has_no_such_call_keeps_nothing_that_can_be_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A Router of an older version: while one was there, unknown ids were 503 and not 404."""
+    handle = Handle(OneCall(b"a"), OneCall(_lacking(KEPT)))
+    assert sorted(await peers_of(handle, monkeypatch).kept_prefixes("me", TIMEOUT_S)) == [b"", b"a"]
+
+
+@pytest.mark.parametrize("error", [_lacking("another"), RayServeException("gone"), AttributeError("x")])
+async def test_who_fails_otherwise_may_keep_some(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Handle(OneCall(b"a"), OneCall(error))
+    assert await peers_of(handle, monkeypatch).kept_prefixes("me", TIMEOUT_S) == [b"a", None]
+
+
 async def test_where_serve_does_not_say_whom_to_ask_somebody_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
