@@ -110,7 +110,7 @@ class Service:
         self.about = About(config, encoder, routing, version, int(wall_clock()))
         self._wall_clock = wall_clock
         self._rng = rng
-        self._keeper = prefixes
+        self._directory = directory
         self.prefixes = Prefixes(
             config,
             encoder,
@@ -386,6 +386,6 @@ class Service:
             self._routing,
             self.insight,
             live,
-            pins=self._keeper.pins,
+            pins=self._directory.at_a_glance,
             wall_clock=self._wall_clock,
         )

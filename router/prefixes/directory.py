@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -28,6 +30,7 @@ from router.prefixes.kept_report import decode_kept, encode_kept
 from router.prefixes.own_tasks import OwnTasks
 from router.prefixes.prefix import PinnedPrefix
 
+GLANCE_S = 10.0  # what was heard earlier may long be over
 ANSWER_TIMEOUT_S = 2.0  # a Router answers within milliseconds; one that is hung holds nobody up for longer
 
 logger = logging.getLogger(__name__)
@@ -69,6 +72,9 @@ class PrefixDirectory:
         self._keeper = keeper
         self._rounds = Rounds(self._ask, "ask for prefixes")
         self._tasks = OwnTasks()
+        self._heard = _Heard({}, is_complete=False)  # last
+        self._heard_at = -math.inf  # by the event loop's clock
+        self._looking: asyncio.Task[_Heard] | None = None
 
     # --- for clients --------------------------------------------------------------------------
 
@@ -78,13 +84,28 @@ class PrefixDirectory:
         What is kept here is as of the moment in which this returns.
         """
         heard = await self._rounds.next()
-        found = {pin.pin_id: pin for pin in self._keeper.pins(owner)}
-        for pin in heard.pins.values():
-            if pin.owner == owner and not self._keeper.is_given_back(pin.pin_id):
-                known = found.get(pin.pin_id, pin)
+        told = [pin for pin in heard.pins.values() if pin.owner == owner]
+        return self._with(told, self._keeper.pins(owner))
+
+    def at_a_glance(self) -> list[PinnedPrefix]:
+        """Everybody's, oldest first, without waiting: what other Routers keep is what they said lately.
+
+        They are asked again by each call, one at a time, for those that come after it.
+        """
+        if self._looking is None or self._looking.done():
+            self._looking = self._tasks.start(self._rounds.next())
+        is_old = asyncio.get_running_loop().time() > self._heard_at + GLANCE_S
+        return self._with(() if is_old else self._heard.pins.values(), self._keeper.pins())
+
+    def _with(self, told: Iterable[PinnedPrefix], known: Iterable[PinnedPrefix]) -> list[PinnedPrefix]:
+        """told: by other Routers. known: here."""
+        found = {pin.pin_id: pin for pin in known}
+        for pin in told:
+            if not self._keeper.is_given_back(pin.pin_id):
+                here = found.get(pin.pin_id, pin)
                 # Its keeper may know of a copy before its replica's report is here, or the other way round.
-                replicas = tuple(dict.fromkeys((*known.replicas, *pin.replicas)))
-                found[pin.pin_id] = replace(known, replicas=replicas)
+                replicas = tuple(dict.fromkeys((*here.replicas, *pin.replicas)))
+                found[pin.pin_id] = replace(here, replicas=replicas)
         return sorted(found.values(), key=lambda pin: (pin.created_at, pin.pin_id))
 
     async def find(self, pin_id: str, owner: str) -> PinnedPrefix:
@@ -145,4 +166,5 @@ class PrefixDirectory:
                 # A Router of another version, for the moment of a rolling update.
                 logger.warning("a router's prefixes cannot be read", extra={"detail": str(error)})
                 is_complete = False
-        return _Heard(pins, is_complete)
+        self._heard, self._heard_at = _Heard(pins, is_complete), asyncio.get_running_loop().time()
+        return self._heard

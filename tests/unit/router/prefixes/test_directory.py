@@ -10,6 +10,7 @@ import pytest
 
 from cache.types import PinId, ReplicaId
 from router.errors import PrefixNotFound, RouterUnheard
+from router.prefixes import directory
 from router.prefixes.keeper import FORGET_S
 from router.prefixes.prefix import PinnedPrefix
 from tests.fakes.prefixes import PaperFleet, PaperRouter, settle
@@ -76,6 +77,37 @@ async def test_whoever_is_asked_knows_what_is_being_made_again(routers: list[Pap
     await settle_all(routers)
     for router in routers:
         assert (await find(router, pin_id)).is_whole
+
+
+async def test_at_a_glance_everybodys_are_seen_once_others_have_been_heard(
+    routers: list[PaperRouter],
+) -> None:
+    """The live page showed what the asked Router kept alone, and never waits for another one."""
+    pin_id, opened = await being_remade(routers)
+    glance = routers[1].directory.at_a_glance
+    assert glance() == []
+    await _looked(routers[1])
+    (seen,) = glance()
+    assert (seen.pin_id, seen.owner, list(seen.replicas)) == (pin_id, "alice", [])
+    opened.set()
+    await settle_all(routers)
+    (seen,) = glance()
+    assert seen.is_whole
+
+
+async def test_what_was_heard_long_ago_is_not_seen(
+    routers: list[PaperRouter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await being_remade(routers)
+    routers[1].directory.at_a_glance()
+    await _looked(routers[1])
+    monkeypatch.setattr(directory, "GLANCE_S", -1.0)
+    assert routers[1].directory.at_a_glance() == []
+
+
+async def _looked(router: PaperRouter) -> None:
+    """The others have been asked, and have answered."""
+    await router.directory.pins("nobody")
 
 
 async def test_and_that_it_is_whole_before_its_replica_has_told(routers: list[PaperRouter]) -> None:
