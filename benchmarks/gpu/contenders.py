@@ -6,6 +6,7 @@ Each draws the same seeded network on the device, in its turn, and gives the mem
 from __future__ import annotations
 
 import gc
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,8 @@ FLASH_BLOCK_SIZE = 256
 
 def why_absent(name: str, plan: Plan, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this contender cannot run here; None = it can."""
+    if name == CONTINUOUS and device.type == "cpu" and importlib.util.find_spec("psutil") is None:
+        return "needs the package psutil on a CPU: without it transformers finds no memory there"
     if name in (GENERATE, CONTINUOUS):
         return None
     shape = LayerShape(plan.spec.kv_heads, plan.spec.head_dim, plan.spec.head_dim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -212,6 +213,17 @@ def test_without_a_card_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "torch sees no CUDA device here" in capsys.readouterr().err
 
 
+def test_continuous_batching_is_left_out_on_a_cpu_where_it_finds_no_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card is asked for its memory without that package."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert run(tmp_path / "bench.json", "--contenders", CONTINUOUS) == 0
+    assert "continuous is not here: needs the package psutil on a CPU" in capsys.readouterr().out
+    card = torch.device("cuda", 0)
+    assert contenders.why_absent(CONTINUOUS, TINY, card, torch.float32) is None
+
+
 def test_continuous_batching_takes_what_it_is_given_here() -> None:
     """By the names that the installed transformers has."""
     names = {field.name for field in fields(ContinuousBatchingConfig)}
@@ -221,6 +233,7 @@ def test_continuous_batching_takes_what_it_is_given_here() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("psutil") is None, reason="no psutil: it finds no memory")
 def test_continuous_batching_answers_the_same(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     assert run(out, "--contenders", GENERATE, CONTINUOUS) == 0
