@@ -63,6 +63,8 @@ def _why_nothing_starts(device: torch.device) -> str | None:
         with on_device(device):
             paged_kernels.touch[(1,)](torch.zeros(1, dtype=torch.int32, device=device))
     except Exception as error:  # whatever compilers, loaders and the driver raise
+        if "out of memory" in str(error):  # torch's, the driver's or Triton's own words, in types of each
+            return f"cannot start a kernel: {device} has no memory left for it: {error}"
         needs = "a C compiler (gcc, clang, or what CC names) and Python's headers"
         return f"cannot start a kernel here, for which it needs {needs}: {type(error).__name__}: {error}"
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -157,12 +158,29 @@ class TestTriton:
     def test_heads_wider_than_its_tiles(self) -> None:
         assert "up to 256 wide; this model has one of 576" in refused(CPU, width=576)
 
-    def test_on_a_machine_where_no_kernel_can_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without a C compiler, say: the first forward found it, and ended the replica."""
+    @pytest.mark.parametrize(
+        ("error", "told"),
+        [
+            (
+                RuntimeError("Failed to find C compiler."),
+                r"needs a C compiler \(gcc, clang, .* and Python's headers: RuntimeError: Failed to find C",
+            ),
+            (
+                torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."),
+                r"cuda:0 has no memory left for it: CUDA out of memory\. Tried",
+            ),
+            (RuntimeError("Triton Error [CUDA]: out of memory"), "cuda:0 has no memory left for it: Triton"),
+        ],
+        ids=["no compiler", "a full card", "no room for its code"],
+    )
+    def test_on_a_machine_where_no_kernel_can_be_started(
+        self, error: RuntimeError, told: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The first forward found it, and ended the replica; a full card was told of as no compiler."""
 
         class Kernel:
             def __getitem__(self, grid: tuple[int]) -> Any:
-                raise RuntimeError("Failed to find C compiler.")
+                raise error
 
         beside_a_card(monkeypatch, "triton")
         monkeypatch.setattr(triton_paged, "is_interpreted", lambda: False)
@@ -170,9 +188,7 @@ class TestTriton:
         zeros = torch.zeros
         monkeypatch.setattr(torch, "zeros", lambda *shape, device, dtype: zeros(*shape, dtype=dtype))
         monkeypatch.setattr(paged_kernels(), "touch", Kernel())
-        told = refused(CUDA)
-        assert "C compiler (gcc, clang, or what CC names) and Python's headers" in told
-        assert "RuntimeError: Failed to find C compiler." in told
+        assert re.search(told, refused(CUDA))
         assert backend.settled("auto", CUDA, HALF, SHAPES) == "gather_sdpa"
 
     def test_what_is_tried_is_a_kernel(self) -> None:
