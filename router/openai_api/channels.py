@@ -16,8 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from cache.messages import FinishReason
 from router.openai_api.pieces import Piece, ToolCall, certain, new_call_id
-from router.openai_api.tool_calls import is_json_object
+from router.openai_api.tool_calls import is_cut_object, is_json_object
 
 _MESSAGE = "<|message|>"
 _CHANNEL = "<|channel|>"
@@ -70,27 +71,27 @@ class ChannelReader:
         self._calls: list[ToolCall] = []
         self._num_calls = 0
 
-    def read(self, text: str, is_last: bool) -> Piece:
+    def read(self, text: str, ending: FinishReason | None) -> Piece:
         """See `Reader`."""
         self._buffer += text
         self._texts = {_Kind.TEXT: [], _Kind.THOUGHT: []}
         self._calls = []
-        while self._step(is_last):
+        while self._step(ending):
             pass
         return Piece(
             "".join(self._texts[_Kind.TEXT]), tuple(self._calls), "".join(self._texts[_Kind.THOUGHT])
         )
 
-    def _step(self, is_last: bool) -> bool:
+    def _step(self, ending: FinishReason | None) -> bool:
         """A header, or what there is of a message; False when more must come first."""
         if self._num_calls and not self._is_parallel:
             self._buffer = ""
             return False
         if self._header is None:
-            return self._take_header(is_last)
-        return self._take_message(self._header, is_last)
+            return self._take_header(is_last=ending is not None)
+        return self._take_message(self._header, ending)
 
-    def _take_header(self, is_last: bool) -> bool:
+    def _take_header(self, *, is_last: bool) -> bool:
         limit = _MAX_HEADER + len(_MESSAGE)
         begun = self._buffer.lstrip()
         is_one = any(mark.startswith(begun) or begun.startswith(mark) for mark in _HEADER_BEGINS)
@@ -118,7 +119,8 @@ class ChannelReader:
         is_thought = channel is not None and channel[1] == "analysis"
         return _Header(_Kind.THOUGHT if is_thought else _Kind.TEXT)
 
-    def _take_message(self, header: _Header, is_last: bool) -> bool:
+    def _take_message(self, header: _Header, ending: FinishReason | None) -> bool:
+        is_last = ending is not None
         found = _END.search(self._buffer, self._searched)
         end = found.start() if found is not None else len(self._buffer)
         if found is None and not is_last:
@@ -128,7 +130,8 @@ class ChannelReader:
             if found is None and not is_last:
                 self._searched = end
                 return False
-            self._call(header.function, self._buffer[:end])
+            is_cut = found is None and ending is FinishReason.LENGTH
+            self._call(header.function, self._buffer[:end], is_cut=is_cut)
         else:
             self._tell(header.kind, self._buffer[:end])
         self._buffer = self._buffer[end:]
@@ -139,9 +142,9 @@ class ChannelReader:
         self._header = None
         return bool(self._buffer)
 
-    def _call(self, function: str, arguments: str) -> None:
+    def _call(self, function: str, arguments: str, *, is_cut: bool) -> None:
         arguments = arguments.strip()
-        if is_json_object(arguments):
+        if is_json_object(arguments) or (is_cut and is_cut_object(arguments)):
             self._calls.append(ToolCall(self._new_id(), function, arguments))
             self._num_calls += 1
         else:

@@ -88,7 +88,7 @@ class Choice:
             self.finish_reason = delta.finish_reason and FinishReason.LENGTH
             return Piece(echo)
         self.completion_tokens += len(delta.token_ids)
-        piece = self.reader.read(delta.text, is_last=delta.finish_reason is not None)
+        piece = self.reader.read(delta.text, delta.finish_reason)
         return replace(piece, text=echo + piece.text) if echo else piece
 
 

@@ -9,6 +9,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Protocol
 
+from cache.messages import FinishReason
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -16,7 +18,7 @@ class ToolCall:
 
     id: str
     name: str
-    arguments: str  # JSON of an object
+    arguments: str  # JSON of an object, or the beginning of it where the answer was cut off
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +37,17 @@ class Piece:
 class Reader(Protocol):
     """Reads one choice's text as it comes."""
 
-    def read(self, text: str, is_last: bool) -> Piece:
-        """What is certain by now. After `is_last` nothing is held back any more."""
+    def read(self, text: str, ending: FinishReason | None) -> Piece:
+        """What is certain by now.
+
+        ending: why nothing follows, and then nothing is held back any more; None = more may come.
+        """
 
 
 class PlainReader:
     """Text is text."""
 
-    def read(self, text: str, is_last: bool) -> Piece:
+    def read(self, text: str, ending: FinishReason | None) -> Piece:
         return Piece(text)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from cache.messages import FinishReason
 from router.openai_api.pieces import Piece, Reader, certain
 
 OPEN = "<think>"
@@ -47,10 +48,11 @@ class ThoughtReader:
         self._buffer = ""
         self._has_begun = False  # the thought's white space is over
 
-    def read(self, text: str, is_last: bool) -> Piece:
+    def read(self, text: str, ending: FinishReason | None) -> Piece:
         """See `Reader`."""
         if self._place is _Place.ANSWER:
-            return self._answer.read(text, is_last)
+            return self._answer.read(text, ending)
+        is_last = ending is not None
         self._buffer += text
         if self._place is _Place.BEFORE:
             self._begin(is_last)
@@ -62,7 +64,7 @@ class ThoughtReader:
         rest = ""
         if self._place is _Place.ANSWER:
             rest, self._buffer = self._buffer, ""
-        piece = self._answer.read(rest, is_last)
+        piece = self._answer.read(rest, ending)
         return Piece(piece.text, piece.calls, thought)
 
     def _begin(self, is_last: bool) -> None:

@@ -3,7 +3,8 @@
 The format is the one that Hermes and Qwen models were taught: `<tool_call>{"name": ..., "arguments":
 {...}}</tool_call>`, as many as the model likes, text before and between. Nothing forces the model to keep to
 it: what is not a well-formed call is answered as the text it is. A call is given out when it is complete, so
-that streaming and not streaming tell the same. Knows text and JSON; knows neither tokens nor HTTP.
+that streaming and not streaming tell the same, or when the answer is cut off, as far as it came.
+Knows text and JSON; knows neither tokens nor HTTP.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import re
 from collections.abc import Callable
 from enum import StrEnum
 
+from pydantic_core import from_json
+
+from cache.messages import FinishReason
 from router.openai_api.pieces import Piece, PlainReader, Reader, ToolCall, certain, new_call_id
 
 OPEN = "<tool_call>"
@@ -59,22 +63,22 @@ class HermesReader:
         self._searched = 0  # characters of `_buffer` that hold no end of a call
         self._num_calls = 0
 
-    def read(self, text: str, is_last: bool) -> Piece:
+    def read(self, text: str, ending: FinishReason | None) -> Piece:
         """See `Reader`."""
         self._buffer += text
         texts: list[str] = []
         calls: list[ToolCall] = []
-        while self._step(texts, calls, is_last):
+        while self._step(texts, calls, ending):
             pass
         return Piece("".join(texts), tuple(calls))
 
-    def _step(self, texts: list[str], calls: list[ToolCall], is_last: bool) -> bool:
+    def _step(self, texts: list[str], calls: list[ToolCall], ending: FinishReason | None) -> bool:
         """One text or one call; False when more must come first."""
         if self._num_calls and not self._is_parallel:
             self._buffer = ""
             return False
         if self._is_inside:
-            return self._take_call(texts, calls, is_last)
+            return self._take_call(texts, calls, ending)
         start = self._buffer.find(OPEN)
         if start >= 0:
             texts.append(self._buffer[:start].rstrip())
@@ -83,7 +87,7 @@ class HermesReader:
             self._is_inside = True
             self._searched = 0
             return True
-        if not is_last:
+        if ending is None:
             # White space before a call is the call's.
             end = len(self._buffer[: certain(self._buffer, OPEN)].rstrip())
             texts.append(self._buffer[:end])
@@ -93,13 +97,15 @@ class HermesReader:
             self._buffer = ""
         return False
 
-    def _take_call(self, texts: list[str], calls: list[ToolCall], is_last: bool) -> bool:
+    def _take_call(self, texts: list[str], calls: list[ToolCall], ending: FinishReason | None) -> bool:
         end = self._buffer.find(CLOSE, self._searched)
-        if end < 0 and not is_last:
+        if end < 0 and ending is None:
             self._searched = max(0, len(self._buffer) - len(CLOSE) + 1)
             return False
         body = self._buffer if end < 0 else self._buffer[:end]
         call = _parse(body, self._new_id)
+        if call is None and end < 0 and ending is FinishReason.LENGTH:
+            call = _parse_cut(body, self._new_id)
         if call is None and end >= 0 and _is_cut_string(body):
             self._searched = end + len(CLOSE)  # the tag stands inside an argument
             return True
@@ -127,6 +133,47 @@ def _parse(body: str, new_id: Callable[[], str]) -> ToolCall | None:
     if not isinstance(name, str) or not name or not _is_unicode(name) or not isinstance(arguments, dict):
         return None
     return ToolCall(new_id(), name, text)
+
+
+def _parse_cut(body: str, new_id: Callable[[], str]) -> ToolCall | None:
+    """The call that the text after the tag begins, with its arguments as far as they came.
+
+    None if it is none, or was cut off before its arguments: nobody can tell yet that it becomes one.
+    """
+    head = _HEAD.match(body)
+    if head is None:
+        return None
+    try:
+        name = json.loads(head[1])
+    except ValueError:
+        return None
+    text = body[head.end() :]
+    if not name or not _is_unicode(name):
+        return None
+    if is_cut_object(text):
+        return ToolCall(new_id(), name, text)
+    try:
+        _, end = _JSON.raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    left = text[_skip(text, end) :]  # of what closes the call
+    if left and not (left[0] == "}" and CLOSE.startswith(left[_skip(left, 1) :])):
+        return None
+    return ToolCall(new_id(), name, text[:end])
+
+
+def is_cut_object(text: str) -> bool:
+    """Whether it is the beginning of a JSON object, and not all of it."""
+    try:
+        _JSON.raw_decode(text)
+    except (ValueError, RecursionError):
+        pass
+    else:
+        return False
+    try:
+        return isinstance(from_json(text, allow_partial=True, allow_inf_nan=False), dict)
+    except ValueError:
+        return False
 
 
 def is_json_object(text: str) -> bool:
@@ -190,6 +237,11 @@ def _refuse_constant(name: str) -> None:
 # Numbers are passed on as they are written, however long: none is read.
 _JSON = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=float)
 _JSON_SPACE = re.compile(r"[ \t\n\r]*")
+# Up to the arguments, in the order that templates teach and `call_grammar.py` holds models to.
+_HEAD = re.compile(
+    r'[ \t\n\r]*{[ \t\n\r]*"name"[ \t\n\r]*:[ \t\n\r]*("(?:[^"\\]|\\.)*")'
+    r'[ \t\n\r]*,[ \t\n\r]*"arguments"[ \t\n\r]*:[ \t\n\r]*(?={)'
+)
 
 
 def _is_unicode(text: str) -> bool:

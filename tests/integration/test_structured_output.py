@@ -219,7 +219,7 @@ def _say_calls(runners: Runners, tags: str, *, is_required: bool, begin: Sequenc
         if each.finish_reason is FinishReason.STOP
     ]
     assert len(texts) >= 4
-    return [HermesReader().read(text, is_last=True) for text in texts]
+    return [HermesReader().read(text, FinishReason.STOP) for text in texts]
 
 
 @pytest.mark.parametrize("tags", TAG_TOKENS)

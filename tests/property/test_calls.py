@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.messages import SamplingParams
+from cache.messages import FinishReason, SamplingParams
 from cache.tokenizer_decoder import TokenizerDecoder
 from replica.output.detokenizer import Detokenizer
 from router.limits import Limits
@@ -66,7 +66,7 @@ _RULES = st.builds(CallRules, st.booleans(), st.booleans(), st.sampled_from([Non
 
 
 def read(text: str) -> Piece:
-    return HermesReader(new_id=lambda: "id").read(text, is_last=True)
+    return HermesReader(new_id=lambda: "id").read(text, FinishReason.STOP)
 
 
 # What a model may say before its first call, where calls are not forced: drawn at random it would never call.
@@ -132,9 +132,9 @@ def test_thoughts_and_calls_are_found_however_the_tokenizer_has_their_tags(shape
     reader, pieces = ThoughtReader(HermesReader()), []
     for token_id in said:
         text.push(token_id)
-        pieces.append(reader.read(text.take(), is_last=False))
+        pieces.append(reader.read(text.take(), None))
     text.end()
-    pieces.append(reader.read(text.take(), is_last=True))
+    pieces.append(reader.read(text.take(), FinishReason.STOP))
     assert "".join(piece.thought for piece in pieces) == "hm, he"
     assert "".join(piece.text for piece in pieces) == "hello"
     assert [call.name for piece in pieces for call in piece.calls] == ["weather", "weather"]

@@ -21,6 +21,7 @@ ANALYSIS = "<|channel|>analysis<|message|>"
 FINAL = "<|channel|>final<|message|>"
 NEXT = "<|end|><|start|>assistant"
 CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"place": "Ulm"}'
+ARGUMENTS = '{"place": "Ulm"}'
 EARLY = ' to=functions.weather<|channel|>commentary json<|message|>{"place": "Ulm"}'  # as templates write it
 WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {}}}
 
@@ -36,7 +37,7 @@ CASES: list[tuple[str, str, str, list[str]]] = [
     (f"{CALL}<|call|><|start|>assistant{EARLY}", "", "", ['{"place": "Ulm"}'] * 2),
     (CALL.replace("commentary", "analysis"), "", "", ['{"place": "Ulm"}']),
     (f"<|channel|>commentary<|message|>I look.{NEXT}{CALL}", "", "I look.", ['{"place": "Ulm"}']),
-    (CALL.removesuffix('m"}'), "", '{"place": "Ul', []),  # a call cut off, or gone wrong, is text
+    (CALL.removesuffix('m"}'), "", '{"place": "Ul', []),  # a call gone wrong is text
     (CALL.replace('{"place": "Ulm"}', "[]"), "", "[]", []),
     ("Hello", "", "Hello", []),
     ("a < b <| c", "", "a < b <| c", []),
@@ -55,9 +56,11 @@ def numbered(**options: Any) -> ChannelReader:
     return ChannelReader(finds_calls=True, new_id=lambda: f"call_{next(numbers)}", **options)
 
 
-def read(reader: ChannelReader, parts: Sequence[str]) -> Piece:
+def read(reader: ChannelReader, parts: Sequence[str], ending: FinishReason = FinishReason.STOP) -> Piece:
     """Everything that came out, put together."""
-    pieces = [reader.read(part, index + 1 == len(parts)) for index, part in enumerate(parts)]
+    pieces = [
+        reader.read(part, ending if index + 1 == len(parts) else None) for index, part in enumerate(parts)
+    ]
     return Piece(
         "".join(piece.text for piece in pieces),
         tuple(call for piece in pieces for call in piece.calls),
@@ -73,6 +76,22 @@ def test_each_message_is_what_its_header_says(
         piece = read(numbered(), parts)
         assert (piece.thought, piece.text) == (thought, text)
         assert [(call.name, call.arguments) for call in piece.calls] == [("weather", a) for a in arguments]
+
+
+@pytest.mark.parametrize("written", [CALL, EARLY])
+def test_an_answer_cut_off_in_a_call_has_the_arguments_so_far(written: str) -> None:
+    for left in range(len(ARGUMENTS)):
+        so_far = ARGUMENTS[: len(ARGUMENTS) - left]
+        cut = f"{ANALYSIS}hm{NEXT}{written.removesuffix(ARGUMENTS)}{so_far}"
+        piece = read(numbered(), [cut], FinishReason.LENGTH)
+        assert (piece.thought, piece.text) == ("hm", "")
+        assert [(call.name, call.arguments) for call in piece.calls] == [("weather", so_far.rstrip())]
+
+
+@pytest.mark.parametrize("so_far", ["", "[1, ", "{place", '{"place": "Ulm"} x'])
+def test_what_is_cut_off_and_begins_no_object_is_text(so_far: str) -> None:
+    cut = CALL.replace(ARGUMENTS, so_far)
+    assert read(numbered(), [cut], FinishReason.LENGTH) == Piece(so_far.rstrip())
 
 
 _PARTS = [ANALYSIS, FINAL, NEXT, CALL, EARLY, "<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"]
@@ -92,7 +111,7 @@ def test_cuts_change_nothing(text: str, is_parallel: bool, data: st.DataObject) 
 @example(f"{ANALYSIS}hm <|en")
 def test_nothing_waits_but_a_tags_beginning_or_a_header(text: str) -> None:
     """What has come is never taken back."""
-    so_far, ended = numbered().read(text, False), numbered().read(text, True)
+    so_far, ended = numbered().read(text, None), numbered().read(text, FinishReason.STOP)
     for came, whole in ((so_far.thought, ended.thought), (so_far.text, ended.text)):
         assert whole.startswith(came)
         waits = whole.removeprefix(came)
@@ -100,7 +119,7 @@ def test_nothing_waits_but_a_tags_beginning_or_a_header(text: str) -> None:
 
 
 def test_calls_are_text_where_none_are_looked_for() -> None:
-    piece = ChannelReader(finds_calls=False).read(f"{ANALYSIS}hm{NEXT}{CALL}<|call|>", True)
+    piece = ChannelReader(finds_calls=False).read(f"{ANALYSIS}hm{NEXT}{CALL}<|call|>", FinishReason.STOP)
     assert piece == Piece('{"place": "Ulm"}', (), "hm")
 
 

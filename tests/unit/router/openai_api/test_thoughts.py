@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache.messages import FinishReason
 from router.openai_api.pieces import Piece, PlainReader, Reader
 from router.openai_api.thoughts import THOUGHT_TAGS, ThoughtReader, ends_in_thought, thinks
 from router.openai_api.tool_calls import HermesReader
@@ -44,7 +45,10 @@ CASES: list[tuple[bool, str, str, str]] = [
 
 def read(reader: Reader, parts: Sequence[str]) -> Piece:
     """Everything that came out, put together."""
-    pieces = [reader.read(part, index + 1 == len(parts)) for index, part in enumerate(parts)]
+    pieces = [
+        reader.read(part, FinishReason.STOP if index + 1 == len(parts) else None)
+        for index, part in enumerate(parts)
+    ]
     return Piece(
         "".join(piece.text for piece in pieces),
         tuple(call for piece in pieces for call in piece.calls),
@@ -88,7 +92,7 @@ def test_cuts_change_nothing(is_open: bool, text: str, data: st.DataObject) -> N
 @given(st.booleans(), _WRITTEN)
 def test_nothing_waits_but_a_tags_beginning(is_open: bool, text: str) -> None:
     """And white space around it. What has come is never taken back."""
-    so_far, ended = plain(is_open).read(text, False), plain(is_open).read(text, True)
+    so_far, ended = plain(is_open).read(text, None), plain(is_open).read(text, FinishReason.STOP)
     for came, whole in ((so_far.thought, ended.thought), (so_far.text, ended.text)):
         assert whole.startswith(came)
         waits = whole.removeprefix(came).strip()

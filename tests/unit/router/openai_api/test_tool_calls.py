@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache.messages import FinishReason
 from router.openai_api.pieces import Piece, ToolCall
 from router.openai_api.tool_calls import (
     CLOSE,
@@ -25,9 +26,11 @@ def numbered() -> HermesReader:
     return HermesReader(new_id=lambda: f"call_{next(numbers)}")
 
 
-def read(reader: HermesReader, parts: Sequence[str]) -> Piece:
+def read(reader: HermesReader, parts: Sequence[str], ending: FinishReason = FinishReason.STOP) -> Piece:
     """Everything that came out, put together."""
-    pieces = [reader.read(part, index + 1 == len(parts)) for index, part in enumerate(parts)]
+    pieces = [
+        reader.read(part, ending if index + 1 == len(parts) else None) for index, part in enumerate(parts)
+    ]
     return Piece("".join(piece.text for piece in pieces), tuple(call for p in pieces for call in p.calls))
 
 
@@ -132,7 +135,7 @@ def test_text_without_a_tag_comes_out_as_it_went_in(parts: list[str]) -> None:
 
 def test_text_is_given_out_as_soon_as_it_is_certain() -> None:
     reader = numbered()
-    given_out = [reader.read(part, False).text for part in ("Hello", " ", "world", " <", "b", "<tool_", "x")]
+    given_out = [reader.read(part, None).text for part in ("Hello", " ", "world", " <", "b", "<tool_", "x")]
     assert given_out == ["Hello", "", " world", "", " <b", "", "<tool_x"]
 
 
@@ -140,6 +143,55 @@ def test_one_call_only_if_so_asked() -> None:
     reader = HermesReader(is_parallel=False, new_id=lambda: "call_x")
     found = read(reader, ["a", CALL, "\n", CALL, "b"])
     assert found == Piece("a", (ToolCall("call_x", "weather", '{"place": "Zürich"}'),))
+
+
+ARGUMENTS = r'{ "place" : "Zü\"rich</tool_call>", "days": [1.5e3, {"a": null}], "wet": false }'
+BEGUN = '<tool_call>\n{"name" : "weather", "arguments": '
+
+
+@given(st.integers(len(BEGUN) + 1, len(BEGUN + ARGUMENTS) + len("}\n" + CLOSE)), st.integers(1, 50))
+def test_an_answer_cut_off_in_a_call_has_the_arguments_so_far(length: int, size: int) -> None:
+    """As the API has it: clients took the tag and what followed for an answer."""
+    written = f"Let me see.\n{CALL}\n{BEGUN}{ARGUMENTS}}}\n{CLOSE}"
+    written = written[: written.index(BEGUN) + length]
+    parts = [written[at : at + size] for at in range(0, len(written), size)]
+    found = read(numbered(), parts, FinishReason.LENGTH)
+    so_far = (BEGUN + ARGUMENTS)[len(BEGUN) : length]
+    assert found.text == "Let me see."
+    assert [(call.name, call.arguments) for call in found.calls] == [
+        ("weather", '{"place": "Zürich"}'),
+        ("weather", so_far),
+    ]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        # Nobody can tell that these become calls.
+        "a <tool_ca",
+        "a <tool_call>",
+        '<tool_call>{"name": "weath',
+        '<tool_call>{"name": "weather", "arguments": ',
+        # These do not, however they go on.
+        '<tool_call>{"name": "weather", "arguments": [1, ',
+        '<tool_call>{"name": "weather", "arguments": {place',
+        '<tool_call>{"name": "weather", "arguments": {"x": NaN, ',
+        '<tool_call>{"name": "weather", "arguments": {"x": 1}, ',
+        '<tool_call>{"name": "weather", "arguments": {"x": 1}} and',
+        '<tool_call>{"name": "", "arguments": {"x": ',
+        r'<tool_call>{"name": "\ud800", "arguments": {"x": ',
+        r'<tool_call>{"name": "\x", "arguments": {"x": ',
+        '<tool_call>{"name": "weather", "arguments": ' + '{"x": ' * 10_000,
+    ],
+)
+def test_what_is_cut_off_and_begins_no_call_is_text(written: str) -> None:
+    assert read(numbered(), [written], FinishReason.LENGTH) == Piece(written)
+
+
+def test_what_ends_by_itself_within_a_call_is_text() -> None:
+    """Nothing cut it off: it is a call gone wrong."""
+    written = CALL.removesuffix(f"}}{CLOSE}")[:-3]
+    assert read(numbered(), [written]) == Piece(written)
 
 
 LOOP = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"

@@ -159,6 +159,25 @@ async def test_an_answer_cut_off_keeps_its_reason() -> None:
     assert choice["message"]["content"] == "<tool_call>{"
 
 
+async def test_a_call_cut_off_is_a_call_with_the_arguments_so_far() -> None:
+    """Frameworks took its text, tag and all, for what the model answers; they know what a cut call is."""
+    begun = '{"place": "Zü'
+    async with a_router("Well.\n", f'<tool_call>\n{{"name": "weather", "arguments": {begun}') as router:
+        assert "tool_calls" not in (await router.chat(tools=[WEATHER])).json()["choices"][0]["message"]
+    texts = "Well.\n", f'<tool_call>\n{{"name": "weather", "arguments": {begun}'
+    async with a_router(*texts, finish=FinishReason.LENGTH) as router:
+        whole = (await router.chat(tools=[WEATHER])).json()["choices"][0]
+        streamed = await router.chat(tools=[WEATHER], stream=True)
+    assert whole["finish_reason"] == "length"
+    assert whole["message"]["content"] == "Well."
+    (call,) = whole["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": begun}
+    *_, last = [json.loads(event)["choices"][0] for event in events_of(streamed.content)[:-1]]
+    assert last["finish_reason"] == "length"
+    (call,) = last["delta"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": begun}
+
+
 async def test_none_keeps_the_prompt_and_reads_no_calls() -> None:
     """The same prefix as in the turns before is in the cache; its answer is text."""
     async with a_router(CALL) as router:
