@@ -25,7 +25,7 @@ IDEALS_APART = (IDEAL_APART, IDEAL_APART_SHORTEST)
 IDEALS_SHORTEST = (IDEAL_SHORTEST, IDEAL_APART_SHORTEST)
 
 # Another value makes finished cells unknown: raise it when the simulation computes something else.
-RESULT_VERSION = 7
+RESULT_VERSION = 8
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

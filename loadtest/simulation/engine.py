@@ -303,6 +303,7 @@ class SimEngine:
                 expires_s=None,
                 blocks=self._cache.begin(tokens),
                 detokenizer=_NO_TEXT,
+                for_cache=turn.is_copy,
             )
         )
         self._turns[turn.request_id] = turn

@@ -9,10 +9,10 @@ import pytest
 from cache.event_log import EventLog
 from cache.events import EventBatch, Load
 from cache.kv_cache_manager import KVCacheManager
-from cache.types import ReplicaId
+from cache.types import ReplicaId, RequestId
 from loadtest.simulation.clock import EventQueue
 from loadtest.simulation.engine import HEARTBEAT_S, SimEngine
-from loadtest.simulation.turns import Turn, TurnHasher, fingerprint, make_turns
+from loadtest.simulation.turns import Turn, TurnHasher, copy_turn, fingerprint, make_turns
 from replica.scheduling.step_time import attention_pairs
 from tests.fakes.simulation import BLOCK_TOKENS, MACHINE, unrelated
 
@@ -170,3 +170,17 @@ def test_a_continued_request_prefills_what_it_brings_and_tells_no_second_first_t
     assert stage.listener.first_tokens == []
     expected_s = step_s((0, 24)) + sum(step_s((24 + i, 1)) for i in range(7))
     assert stage.listener.ends == [(0, pytest.approx(expected_s))]
+
+
+def test_copies_of_prefixes_say_nothing_of_how_long_answers_are() -> None:
+    """They end with their prompts, as those for the cache alone do at a real engine."""
+    answered, answering = (0.0, BLOCK_TOKENS, 4 * BLOCK_TOKENS), (40.0, 9 * BLOCK_TOKENS, 4 * BLOCK_TOKENS)
+    grown = []
+    for num_copies in (0, 8):
+        stage = Stage(answered, answering, num_blocks=16)
+        for number in range(num_copies):
+            copy = copy_turn(RequestId(f"copy-{number}"), BLOCK_TOKENS, [], 20.0 + number)
+            stage.queue.at(copy.work.arrival_s, stage.engine.submit, copy)
+        stage.run_until(40.0 + step_s((0, 9 * BLOCK_TOKENS)))
+        grown.append(stage.engine.scheduler.load(()).growth_blocks)
+    assert grown[0] == grown[1] > 0
