@@ -44,7 +44,7 @@ class RankGroup:
     def __init__(self, rank: int, size: int, device: torch.device, store: Path, timeout_s: float) -> None:
         """Blocks until every rank is here, and raises if that takes longer than `timeout_s`.
 
-        store: a file that does not exist yet, the same for every rank.
+        store: an empty file, or none yet, the same for every rank.
         """
         self.rank, self.size = rank, size
         self._has_left = False

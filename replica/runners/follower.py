@@ -11,7 +11,6 @@ import ctypes
 import logging
 import os
 import queue
-import shutil
 import signal
 import sys
 import threading
@@ -40,7 +39,6 @@ class Orders:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._queue: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self.store: Path | None = None  # what rank 0 would have removed
         threading.Thread(target=self._read, name="warmpath-orders", daemon=True).start()
 
     def next(self) -> Order:
@@ -49,13 +47,9 @@ class Orders:
 
     def _read(self) -> None:
         while (order := orders.read(self._stream, orders.orders)) is not None:
-            if isinstance(order, Load):
-                self.store = Path(order.store)
             self._queue.put(order)
             if isinstance(order, Close):
                 return
-        if self.store is not None:
-            shutil.rmtree(self.store.parent, ignore_errors=True)
         os._exit(0)
 
 

@@ -32,8 +32,12 @@ FIND_CAUSE_S = 2.0  # from a collective that failed to the news that somebody ha
 class Followers:
     """Ranks 1 to `size` - 1, on this host. Told and heard from one thread at a time; `close` from any."""
 
-    def __init__(self, size: int, *, on_lost: Callable[[], None]) -> None:
-        """Starts them; they wait for orders. on_lost: called on another thread, once the cause is logged."""
+    def __init__(self, size: int, *, shared_fd: int, on_lost: Callable[[], None]) -> None:
+        """Starts them; they wait for orders.
+
+        shared_fd: a file descriptor that they get under the same number.
+        on_lost: called on another thread, once the cause is logged.
+        """
         self._on_lost = on_lost
         self._lock = threading.Lock()  # guards `_lost` and `_is_closing`
         self._lost: RankLost | None = None
@@ -42,7 +46,7 @@ class Followers:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._answers: list[BinaryIO] = []
         for rank in range(1, size):
-            process, answers = _start()
+            process, answers = _start(shared_fd)
             self._processes.append(process)
             self._answers.append(answers)
             threading.Thread(
@@ -136,14 +140,14 @@ class Followers:
         self._is_lost.set()  # last: where that ended the process, nobody else tells of it
 
 
-def _start() -> tuple[subprocess.Popen[bytes], BinaryIO]:
+def _start(shared_fd: int) -> tuple[subprocess.Popen[bytes], BinaryIO]:
     """A follower and what it answers. It inherits everything else: devices, threads, where its log goes."""
     read_fd, write_fd = os.pipe()
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "replica.runners.follower", str(write_fd)],
             stdin=subprocess.PIPE,
-            pass_fds=(write_fd,),
+            pass_fds=(write_fd, shared_fd),
             # What can be imported here can be there: Serve puts code on the path that no variable names.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             start_new_session=True,  # Ctrl-C is for rank 0, which ends it

@@ -8,8 +8,7 @@ and what they agree on; knows neither the schedule nor Ray.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -66,13 +65,12 @@ class ParallelRunner:
         """
         loading = _Loading(config, resolved)
         loading.check()
-        folder = Path(tempfile.mkdtemp(prefix="warmpath-ranks-"))
+        # Never closed: torch may write to it as late as this process ends, and the number could be another's.
+        store_fd = os.memfd_create("warmpath-ranks")
+        store = Path(f"/proc/self/fd/{store_fd}")  # on every rank
+        followers = Followers(config.tensor_parallel, shared_fd=store_fd, on_lost=on_lost)
         group: RankGroup | None = None
         runner: ModelRunner | None = None
-
-        def lose() -> None:
-            shutil.rmtree(folder, ignore_errors=True)  # first: whoever is told may end the process
-            on_lost()
 
         def undo() -> None:
             followers.tell_end()  # first: over NCCL no rank leaves before the others
@@ -81,11 +79,8 @@ class ParallelRunner:
             followers.close()
             if runner is not None:
                 runner.close()  # a card gives memory back when it is done, which may need the others' end
-            shutil.rmtree(folder, ignore_errors=True)
 
-        followers = Followers(config.tensor_parallel, on_lost=lose)
         try:
-            store = folder / "store"
             followers.tell_each(lambda rank: loading.order(rank, store))
             model, reference = loading.whole()
             _check_answers(followers.hear_each(), resolved.source)
