@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused_with_both_numbers(client: openai.OpenAI) -
         hold(client, "second", messages=None, prompt=[8] * 20 * BLOCK)
     assert caught.value.code == "prefix_does_not_fit"
     assert "needs 20 blocks on each of 2 replicas" in str(caught.value)
-    assert "14 blocks are left" in str(caught.value)
+    assert "14 blocks left" in str(caught.value)
     assert [told["id"] for told in listed(client)] == [first["id"]]
     delete(client, first["id"])
 

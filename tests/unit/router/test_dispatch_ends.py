@@ -184,7 +184,7 @@ async def test_what_kills_at_a_certain_token_is_refused_where_it_gets_no_further
 
     async with RouterUnderTest(num_replicas=4, max_attempts=4, max_deaths=2) as fleet:
         fleet.follow(poison)
-        with pytest.raises(TooManyDeaths, match="on 2 replicas"):
+        with pytest.raises(TooManyDeaths, match="when 2 replicas died"):
             await run(a_generation(fleet))
         assert len(fleet.calls.requests) == 2
 
@@ -206,7 +206,7 @@ async def test_a_stream_that_goes_on_between_deaths_has_all_its_attempts() -> No
 async def test_a_stream_whose_attempts_have_all_died_is_told_of_the_deaths() -> None:
     async with RouterUnderTest(num_replicas=4, max_attempts=3, max_deaths=2) as fleet:
         fleet.follow(failing(ReplicaLost("gone"), 1))
-        with pytest.raises(TooManyDeaths, match="on 3 replicas"):
+        with pytest.raises(TooManyDeaths, match="when 3 replicas died"):
             await run(a_generation(fleet))
         assert len(fleet.calls.requests) == 3
 

@@ -162,7 +162,7 @@ class TestMaking:
         assert (caught.value.needed, caught.value.copies, caught.value.num_held) == (5, 2, 1)
         assert caught.value.left == MAX_PINNED - 7
         assert "needs 5 blocks" in str(caught.value)
-        assert "3 blocks are left" in str(caught.value)
+        assert "3 blocks left" in str(caught.value)
         await settle(router)
         assert len(router.keeper.pins()) == 1
         assert sum(len(replica.pins) for replica in fleet.replicas.values()) == 2
