@@ -85,6 +85,7 @@ _OBJECT = _one_of(dict, "an object")
 _LIST = _one_of(list, "a list")
 _STRINGS = _list_of(lambda value: isinstance(value, str), "a list of strings")
 _ANY = Domain("anything", lambda _value: True)
+_VERBOSITY = Domain('"low", "medium" or "high"', lambda value: value in ("low", "medium", "high"))
 _FINITE = Domain("a number", _is_number)
 
 
@@ -219,7 +220,7 @@ FIELDS: tuple[Field, ...] = (
     _refused("prediction", domain=_OBJECT, endpoints=CHAT),
     _refused("moderation", domain=_OBJECT, endpoints=CHAT),
     _refused("web_search_options", domain=_OBJECT, endpoints=CHAT),
-    _refused("verbosity", domain=_STRING, endpoints=CHAT),
+    _refused("verbosity", "medium", domain=_VERBOSITY, endpoints=CHAT),
     _refused("store", False, domain=_BOOLEAN),
     _refused("documents", [], domain=_LIST, endpoints=CHAT),
     _refused("chat_template", domain=_STRING, endpoints=CHAT),
@@ -236,6 +237,11 @@ FIELDS: tuple[Field, ...] = (
     _refused("mm_processor_kwargs", {}, domain=_OBJECT, endpoints=CHAT),
     _refused("guided_whitespace_pattern", domain=_STRING),
     _refused("structural_tag", domain=_STRING),
+    # Of other servers. Ignored, the answer would be none of what was asked for: `structured_outputs` is it here.
+    _refused("regex", "", domain=_STRING),
+    _refused("ebnf", "", domain=_STRING),
+    _refused("grammar", "", domain=_STRING),
+    _refused("json_schema"),  # an object, or a string that holds one
     _refused("kv_transfer_params", domain=_OBJECT),
     _refused("ec_transfer_params", domain=_OBJECT),
     _refused("vllm_xargs", {}, domain=_OBJECT),

@@ -218,7 +218,18 @@ def test_biases_become_pairs_in_order_of_their_tokens() -> None:
 
 
 # Of each kind of value, one that is defined and not neutral.
-_DEFINED: tuple[Any, ...] = (2, 0.5, True, False, "auto-matic", {"type": "json_object"}, {"7": 1}, [1], ["a"])
+_DEFINED: tuple[Any, ...] = (
+    2,
+    0.5,
+    True,
+    False,
+    "auto-matic",
+    "low",
+    {"type": "json_object"},
+    {"7": 1},
+    [1],
+    ["a"],
+)
 
 
 def _defined(field: Field) -> Any:
