@@ -237,7 +237,7 @@ FIELDS: tuple[Field, ...] = (
     _refused("mm_processor_kwargs", {}, domain=_OBJECT, endpoints=CHAT),
     _refused("guided_whitespace_pattern", domain=_STRING),
     _refused("structural_tag", domain=_STRING),
-    # Of other servers. Ignored, the answer would be none of what was asked for: `structured_outputs` is it here.
+    # Of other servers. Ignored, any text would be the answer; here it is `structured_outputs`.
     _refused("regex", "", domain=_STRING),
     _refused("ebnf", "", domain=_STRING),
     _refused("grammar", "", domain=_STRING),
