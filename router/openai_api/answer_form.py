@@ -40,6 +40,7 @@ class AnswerForm:
     calls: ToolFormat | None = None  # how calls in its text are written; None = none are looked for
     is_parallel: bool = True  # False: only the first call counts
     layout: Layout = Layout.PLAIN
+    is_held: bool = False  # the structure lets nothing but calls follow a call's tag
 
     @property
     def skips_special_tokens(self) -> bool:
@@ -104,13 +105,16 @@ class AnswerForms:
         if written is not None and layout is Layout.CHANNELS:
             _refuse_held_calls(body)
         structure = answer if written is None else await self._calls(body, answer, tenant)
-        return self._counted(AnswerForm(structure, written, body.parallel_tool_calls, layout))
+        is_held = written is not None and structure is not None and _has_no_tag(answer, body)
+        return self._counted(
+            AnswerForm(structure, written, body.parallel_tool_calls, layout, is_held=is_held)
+        )
 
     def readers(self, form: AnswerForm, prompt: Sequence[int]) -> Callable[[], Reader]:
         """Makes a new reader for each answer to the prompt."""
         if form.layout is Layout.CHANNELS:
             return partial(ChannelReader, finds_calls=form.calls is not None, is_parallel=form.is_parallel)
-        plain = partial(reader_for, form.calls, is_parallel=form.is_parallel)
+        plain = partial(reader_for, form.calls, is_parallel=form.is_parallel, is_held=form.is_held)
         if form.layout is Layout.PLAIN:
             return plain
         is_open = ends_in_thought(self._encoder.decode(prompt[-_TAG_TOKENS:]))
@@ -188,6 +192,15 @@ class AnswerForms:
                 "'tools' is not supported: this server cannot read the calls that this model writes.",
             )
         return found
+
+
+def _has_no_tag(answer: Structure | None, body: ChatBody) -> bool:
+    """Whether what looks like a call's beginning is one: the answer that may come in its place has none.
+
+    Within JSON it has not, since a string's quotes are escaped there; a regular expression may say anything.
+    """
+    is_required = body.tool_choice.calling is Calling.REQUIRED
+    return is_required or answer is None or answer.kind is StructureKind.JSON_SCHEMA
 
 
 def _refuse_held_calls(body: ChatBody) -> None:

@@ -25,6 +25,7 @@ from cache.messages import Delta, FinishReason
 from router.openai_api.logprobs import LogprobRecord, NoLogprobs, num_told
 from router.openai_api.pieces import Piece, PlainReader, Reader, ToolCall
 from router.openai_api.responses import (
+    ArgumentsDelta,
     AssistantMessage,
     ChatCompletion,
     ChatCompletionChunk,
@@ -32,6 +33,7 @@ from router.openai_api.responses import (
     ChatFinishReason,
     Completion,
     FunctionCall,
+    MoreArguments,
     ToolCallDelta,
     ToolCallEntry,
     Usage,
@@ -65,6 +67,7 @@ class Choice:
     echo: str = ""  # the prompt, where the answer begins with it
     tells_output: bool = True  # False: one token was generated, for the prompt's sake, and is nobody's
     calls: list[ToolCall] = field(default_factory=list)
+    _more: list[str] = field(default_factory=list)  # of the last call's arguments
 
     @property
     def content(self) -> str:
@@ -90,6 +93,23 @@ class Choice:
         self.completion_tokens += len(delta.token_ids)
         piece = self.reader.read(delta.text, delta.finish_reason)
         return replace(piece, text=echo + piece.text) if echo else piece
+
+    def add(self, piece: Piece) -> None:
+        """Keeps it, for an answer that is told as a whole."""
+        self.texts.append(piece.text)
+        self.thoughts.append(piece.thought)
+        if piece.more:
+            self._more.append(piece.more)
+        if piece.calls:
+            self.complete_call()
+            self.calls += piece.calls
+
+    def complete_call(self) -> None:
+        """The last call has all that has come of its arguments."""
+        if self._more:
+            last = self.calls[-1]
+            self.calls[-1] = replace(last, arguments="".join([last.arguments, *self._more]))
+            self._more.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +143,7 @@ class ChatCodec:
         object.__setattr__(self, "_opening", _up_to_choices(self._object(None, False)))
 
     def chunk(self, index: int, choice: Choice, piece: Piece, usage: Usage | None, has_usage: bool) -> bytes:
-        if piece.calls:
+        if piece.calls or piece.more:
             return self._chunk_with_calls(index, choice, piece, usage, has_usage)
         members = [] if choice.has_started else [b'"role":"assistant"']
         if piece.text or not choice.has_started:
@@ -145,8 +165,10 @@ class ChatCodec:
         if piece.thought:
             part["reasoning_content"] = piece.thought
         first = len(choice.calls)
+        more = [ArgumentsDelta(index=first - 1, function=MoreArguments(arguments=piece.more))]
         part["tool_calls"] = [
-            ToolCallDelta(index=first + offset, **_entry(call)) for offset, call in enumerate(piece.calls)
+            *(more if piece.more else []),
+            *(ToolCallDelta(index=first + offset, **_entry(call)) for offset, call in enumerate(piece.calls)),
         ]
         delta = ChatDelta.model_validate(part).encoded()
         reason = choice.finish_reason and _chat_finish_reason(choice.finish_reason, has_calls=True)
@@ -311,10 +333,10 @@ async def whole_answer(
             choice = choices[item.index]
             size = num_told(item.delta)
             piece = await _soon(size, partial(choice.take, item.delta))
-            choice.texts.append(piece.text)
-            choice.thoughts.append(piece.thought)
-            choice.calls += piece.calls
+            choice.add(piece)
             total += size
+    for choice in choices:
+        choice.complete_call()
     return await _soon(total, lambda: codec.whole(choices, total_usage(choices)))
 
 

@@ -28,10 +28,11 @@ class Piece:
     text: str
     calls: tuple[ToolCall, ...] = ()
     thought: str = ""
+    more: str = ""  # of the arguments of the last call before these
 
     @property
     def is_empty(self) -> bool:
-        return not (self.text or self.calls or self.thought)
+        return not (self.text or self.calls or self.thought or self.more)
 
 
 class Reader(Protocol):

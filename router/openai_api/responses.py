@@ -57,6 +57,17 @@ class ToolCallDelta(ToolCallEntry):
     index: int  # of the choice's calls
 
 
+class MoreArguments(_Out):
+    arguments: str
+
+
+class ArgumentsDelta(_Out):
+    """What a call's arguments go on with."""
+
+    index: int  # of the choice's calls
+    function: MoreArguments
+
+
 class AssistantMessage(_Out):
     role: Literal["assistant"]
     content: str | None  # null where there is nothing but calls
@@ -109,7 +120,7 @@ class ChatDelta(_Out):
     role: Literal["assistant"] = "assistant"
     content: str | None = ""
     reasoning_content: str = ""
-    tool_calls: list[ToolCallDelta] = []
+    tool_calls: list[ToolCallDelta | ArgumentsDelta] = []
 
 
 class ChatChunkChoice(_Out):

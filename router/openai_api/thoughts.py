@@ -7,6 +7,7 @@ White space around both is neither's. Knows text; knows neither tokens nor HTTP.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 
 from cache.messages import FinishReason
@@ -65,7 +66,7 @@ class ThoughtReader:
         if self._place is _Place.ANSWER:
             rest, self._buffer = self._buffer, ""
         piece = self._answer.read(rest, ending)
-        return Piece(piece.text, piece.calls, thought)
+        return replace(piece, thought=thought)
 
     def _begin(self, is_last: bool) -> None:
         start = self._buffer.lstrip()

@@ -3,7 +3,8 @@
 The format is the one that Hermes and Qwen models were taught: `<tool_call>{"name": ..., "arguments":
 {...}}</tool_call>`, as many as the model likes, text before and between. Nothing forces the model to keep to
 it: what is not a well-formed call is answered as the text it is. A call is given out when it is complete, so
-that streaming and not streaming tell the same, or when the answer is cut off, as far as it came.
+that streaming and not streaming tell the same, or when the answer is cut off, as far as it came. Only where a
+structure holds the model to calls is one known by its beginning, and its arguments go out as they come.
 Knows text and JSON; knows neither tokens nor HTTP.
 """
 
@@ -17,6 +18,7 @@ from enum import StrEnum
 from pydantic_core import from_json
 
 from cache.messages import FinishReason
+from router.openai_api.object_end import ObjectEnd
 from router.openai_api.pieces import Piece, PlainReader, Reader, ToolCall, certain, new_call_id
 
 OPEN = "<tool_call>"
@@ -51,11 +53,22 @@ class HermesReader:
     """Finds calls in the Hermes format.
 
     text ... [undecided)   or, inside a call,   <tool_call> [body so far)
+
+    Where calls are held, and arguments have begun:   [behind what was given out)
     """
 
-    def __init__(self, *, is_parallel: bool = True, new_id: Callable[[], str] = new_call_id) -> None:
-        """is_parallel: False drops everything after the first call."""
+    def __init__(
+        self,
+        *,
+        is_parallel: bool = True,
+        is_held: bool = False,
+        new_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        """is_parallel: False drops everything after the first call. is_held: `call_grammar.py`'s structure
+        holds the model to well-formed calls behind every tag."""
         self._is_parallel = is_parallel
+        self._is_held = is_held
+        self._arguments: ObjectEnd | None = None  # of a held call that has been given out
         self._new_id = new_id
         self._buffer = ""
         self._is_inside = False
@@ -68,16 +81,21 @@ class HermesReader:
         self._buffer += text
         texts: list[str] = []
         calls: list[ToolCall] = []
+        more = self._take_arguments(is_last=ending is not None) if self._arguments is not None else ""
         while self._step(texts, calls, ending):
             pass
-        return Piece("".join(texts), tuple(calls))
+        return Piece("".join(texts), tuple(calls), more=more)
 
     def _step(self, texts: list[str], calls: list[ToolCall], ending: FinishReason | None) -> bool:
         """One text or one call; False when more must come first."""
+        if self._arguments is not None:
+            return False  # more of the call must come first
         if self._num_calls and not self._is_parallel:
             self._buffer = ""
             return False
         if self._is_inside:
+            if self._is_held and (head := _HEAD.match(self._buffer)) is not None:
+                return self._begin_call(head, calls, is_last=ending is not None)
             return self._take_call(texts, calls, ending)
         start = self._buffer.find(OPEN)
         if start >= 0:
@@ -96,6 +114,27 @@ class HermesReader:
             texts.append(self._buffer.rstrip() if self._num_calls else self._buffer)
             self._buffer = ""
         return False
+
+    def _begin_call(self, head: re.Match[str], calls: list[ToolCall], *, is_last: bool) -> bool:
+        """A held call, with its arguments as far as they are here."""
+        self._buffer = self._buffer[head.end() :]
+        self._arguments = ObjectEnd()
+        arguments = self._take_arguments(is_last=is_last)
+        calls.append(ToolCall(self._new_id(), json.loads(head[1]), arguments))
+        self._num_calls += 1
+        return not self._is_inside and bool(self._buffer)
+
+    def _take_arguments(self, *, is_last: bool) -> str:
+        """What has come of a held call's arguments. What closes the call is taken with their end."""
+        assert self._arguments is not None
+        end = self._arguments.find(self._buffer)
+        found, self._buffer = self._buffer[:end], self._buffer[end:]
+        if self._arguments.is_over:
+            closed = self._buffer.find(CLOSE)
+            if closed >= 0 or is_last:
+                self._buffer = self._buffer[closed + len(CLOSE) :] if closed >= 0 else ""
+                self._arguments, self._is_inside = None, False
+        return found
 
     def _take_call(self, texts: list[str], calls: list[ToolCall], ending: FinishReason | None) -> bool:
         end = self._buffer.find(CLOSE, self._searched)
@@ -264,6 +303,6 @@ def _is_cut_string(body: str) -> bool:
     return False
 
 
-def reader_for(found: ToolFormat | None, *, is_parallel: bool) -> Reader:
+def reader_for(found: ToolFormat | None, *, is_parallel: bool, is_held: bool) -> Reader:
     """found: None = calls are not looked for."""
-    return PlainReader() if found is None else HermesReader(is_parallel=is_parallel)
+    return PlainReader() if found is None else HermesReader(is_parallel=is_parallel, is_held=is_held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -21,9 +22,9 @@ from router.openai_api.tool_calls import (
 from tests.fakes.tokenizers import CALL, CHATML, HERMES
 
 
-def numbered() -> HermesReader:
+def numbered(*, is_held: bool = False) -> HermesReader:
     numbers = iter(range(100))
-    return HermesReader(new_id=lambda: f"call_{next(numbers)}")
+    return HermesReader(is_held=is_held, new_id=lambda: f"call_{next(numbers)}")
 
 
 def read(reader: HermesReader, parts: Sequence[str], ending: FinishReason = FinishReason.STOP) -> Piece:
@@ -235,3 +236,53 @@ def test_templates_tell_their_format() -> None:
     assert renders_tools(HERMES)
     assert not renders_tools(CHATML)
     assert not renders_tools(None)
+
+
+@given(
+    st.lists(st.sampled_from([CALL, f"{BEGUN}{ARGUMENTS}}}\n{CLOSE}"]), max_size=3),
+    st.sampled_from(["", "Let me see.\n", "a < b "]),
+    st.integers(0, 400),
+    st.integers(1, 60),
+    st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
+)
+def test_held_calls_come_as_they_are_written(
+    written_calls: list[str], lead: str, length: int, size: int, ending: FinishReason
+) -> None:
+    """Put together they are what others are that come whole, wherever the answer ends."""
+    written = (lead + "\n".join(written_calls))[:length]
+    parts = [written[at : at + size] for at in range(0, len(written), size)] or [""]
+    reader, texts, calls = numbered(is_held=True), "", []
+    for index, part in enumerate(parts):
+        piece = reader.read(part, ending if index + 1 == len(parts) else None)
+        texts += piece.text
+        if piece.more:
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + piece.more)
+        calls += piece.calls
+    # Nothing but calls begins with a tag there, so what is cut off within one is a call whatever ended it.
+    whole = read(numbered(), [written], FinishReason.LENGTH)
+    assert (texts, calls) == (whole.text, list(whole.calls))
+
+
+def test_a_held_calls_arguments_do_not_wait_for_its_end() -> None:
+    reader = numbered(is_held=True)
+    parts = [
+        "<tool_",
+        'call>{"name": "f", "argu',
+        'ments": {',
+        '"x": "}',
+        '\\""',
+        "}",
+        "}",
+        "</tool_call>",
+        " ",
+    ]
+    pieces = [reader.read(part, None) for part in parts]
+    assert pieces[2] == Piece("", (ToolCall("call_0", "f", "{"),))
+    assert [piece.more for piece in pieces] == ["", "", "", '"x": "}', '\\""', "}", "", "", ""]
+    assert reader.read("", FinishReason.STOP) == Piece("")
+
+
+def test_one_held_call_only_if_so_asked() -> None:
+    reader = HermesReader(is_parallel=False, is_held=True, new_id=lambda: "call_x")
+    piece = reader.read(f"{CALL}{CALL}b", FinishReason.STOP)
+    assert piece == Piece("", (ToolCall("call_x", "weather", '{"place": "Zürich"}'),))

@@ -178,6 +178,42 @@ async def test_a_call_cut_off_is_a_call_with_the_arguments_so_far() -> None:
     assert call["function"] == {"name": "weather", "arguments": begun}
 
 
+HELD: list[dict[str, Any]] = [
+    {"tool_choice": "required"},
+    {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
+    {"tools": [{**WEATHER, "function": {**WEATHER["function"], "strict": True}}]},
+    {"tool_choice": "required", "parallel_tool_calls": False},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
+]
+
+
+@pytest.mark.parametrize("fields", HELD, ids=lambda fields: str(fields)[:40])
+async def test_held_calls_are_streamed_as_they_are_written(fields: dict[str, Any]) -> None:
+    """Who fills a form by a call sees it being filled."""
+    async with a_router(*CALL) as router:
+        whole = (await router.chat(**{"tools": [WEATHER], **fields})).json()["choices"][0]
+        streamed = await router.chat(**{"tools": [WEATHER], **fields}, stream=True)
+    choices = [json.loads(event)["choices"][0] for event in events_of(streamed.content)[:-1]]
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
+    first, *others = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
+    assert (first["type"], first["function"]) == ("function", {"name": "weather", "arguments": "{"})
+    assert all(set(call) == {"index", "function"} and call["index"] == 0 for call in others)
+    arguments = "".join(call["function"]["arguments"] for call in (first, *others))
+    (call,) = whole["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": arguments}
+    assert arguments == '{"place": "Zürich"}'
+    assert len(others) == len(arguments) - 1
+
+
+async def test_calls_that_an_answer_of_any_kind_may_look_like_come_whole() -> None:
+    """A regular expression may spell what begins like a call, and is none."""
+    fields = {"tools": [WEATHER], "guided_regex": "(.|\n)*"}
+    async with a_router(*'<tool_call>{"name": "weather", "arguments": {no') as router:
+        streamed = await router.chat(**fields, stream=True)
+    choices = [json.loads(event)["choices"][0] for event in events_of(streamed.content)[:-1]]
+    assert not any("tool_calls" in choice["delta"] for choice in choices)
+
+
 async def test_none_keeps_the_prompt_and_reads_no_calls() -> None:
     """The same prefix as in the turns before is in the cache; its answer is text."""
     async with a_router(CALL) as router:
