@@ -202,17 +202,15 @@ def _parse_cut(body: str, new_id: Callable[[], str]) -> ToolCall | None:
 
 
 def is_cut_object(text: str) -> bool:
-    """Whether it is the beginning of a JSON object, and not all of it."""
-    try:
-        _JSON.raw_decode(text)
-    except (ValueError, RecursionError):
-        pass
-    else:
+    """Whether it is the beginning of a JSON object, and not all of it. No white space stands before it."""
+    if not text.startswith("{"):
         return False
     try:
-        return isinstance(from_json(text, allow_partial=True, allow_inf_nan=False), dict)
-    except ValueError:
-        return False
+        from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        # Not by `allow_partial`: that takes whatever follows a value for the end of what is there.
+        return str(error).startswith("EOF while parsing")
+    return False
 
 
 def is_json_object(text: str) -> bool:

@@ -88,7 +88,7 @@ def test_an_answer_cut_off_in_a_call_has_the_arguments_so_far(written: str) -> N
         assert [(call.name, call.arguments) for call in piece.calls] == [("weather", so_far.rstrip())]
 
 
-@pytest.mark.parametrize("so_far", ["", "[1, ", "{place", '{"place": "Ulm"} x'])
+@pytest.mark.parametrize("so_far", ["", "[1, ", "{place", '{"place": "Ulm"} x', '{"place": "Ulm" x'])
 def test_what_is_cut_off_and_begins_no_object_is_text(so_far: str) -> None:
     cut = CALL.replace(ARGUMENTS, so_far)
     assert read(numbered(), [cut], FinishReason.LENGTH) == Piece(so_far.rstrip())
