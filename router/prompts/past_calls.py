@@ -2,7 +2,7 @@
 
 Of one that only calls: a content that is null, nothing, or no text. Of one that says something too, and whose
 calls the template then leaves out: its text and its calls as two messages. Arguments are the object that they
-are, or its JSON where a template joins it to other text, as DeepSeek V3's does.
+are, or its JSON where a template joins it to other text, as DeepSeek V3's does, or writes it as Python would.
 
 Clients send null or "", and templates tell calls by it in ways of their own. DeepSeek V3's writes the calls
 of a message whose content is null, and of no other; some write "None" for null, or fail on it, and some
@@ -72,7 +72,9 @@ class PastCalls:
 
         def writes_call(content: EmptyContent) -> bool:
             text = _rendered(render, content.given(calling))
-            return text is not None and _NAME in text and text.count("None") <= num_nones
+            if text is None or _NAME not in text:
+                return False
+            return _AS_PYTHON not in text and text.count("None") <= num_nones
 
         writing = list(filter(writes_call, EmptyContent))
         if not writing:
@@ -137,7 +139,9 @@ def _apart(message: dict[str, Any], empty: EmptyContent) -> list[dict[str, Any]]
 _NAME = "look_up_the_tide"
 _TEXT = "The tables have it."
 _CALL_ID = "call00001"  # of nine letters and digits, as Mistral's templates want them
-_CALL = {"id": _CALL_ID, "type": "function", "function": {"name": _NAME, "arguments": {"place": "Brest"}}}
+_ARGUMENTS = {"place": "Brest"}
+_AS_PYTHON = str(_ARGUMENTS)  # no model was taught to write them so
+_CALL = {"id": _CALL_ID, "type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
 _CALLING: dict[str, Any] = {"role": "assistant", "tool_calls": [_CALL]}
 _PLACE = {"type": "object", "properties": {"place": {"type": "string"}}}
 A_TOOL: dict[str, Any] = {  # to try a template for chats with tools on

@@ -55,6 +55,10 @@ SHAPES = {
     ),
     "the word None": "None, says the template. "
     + template("{{ message.content or '' }}{% if message.tool_calls %}" + _CALLS + "{% endif %}"),
+    "arguments as they are": template(
+        "{{ message.content or '' }}{% for call in message.tool_calls %}"
+        "(call {{ call.function.name }} {{ call.function.arguments }}){% endfor %}"
+    ),
     "hermes": HERMES,
     "harmony": HARMONY,
 }
@@ -143,6 +147,39 @@ def test_calls_that_cannot_be_told_beside_a_text_are_refused_by_name() -> None:
     with pytest.raises(InvalidField, match="must be null: the chat template leaves out") as caught:
         encoder.render(Chat(messages(BESIDE)))
     assert caught.value.param == "messages[1].content"
+
+
+def test_a_text_that_is_lost_beside_its_calls_is_no_way_out() -> None:
+    """Handed apart, it would be the text that is missing."""
+    last_alone = (
+        "{% for message in messages %}{% if loop.last or loop.nextitem.role != message.role %}"
+        "{% if message['content'] is none %}" + _CALLS + "{% else %}" + _CONTENT + "{% endif %}"
+        "{% endif %}{% endfor %}"
+    )
+    encoder = PromptEncoder(a_tokenizer("bytes", template=last_alone), name="m")
+    with pytest.raises(InvalidField, match="must be null: the chat template leaves out"):
+        encoder.render(Chat(messages(BESIDE)))
+
+
+def test_who_speaks_is_told_with_the_calls_too() -> None:
+    shape = template(
+        "({{ message.name }})"
+        "{% if message.content is none %}" + _CALLS + "{% else %}" + _CONTENT + "{% endif %}"
+    )
+    encoder = PromptEncoder(a_tokenizer("bytes", template=shape), name="m")
+    text = encoder.render(Chat(messages({**BESIDE, "name": "Ada"})))
+    assert "[assistant](Ada)Let me see.[assistant](Ada)(call weather" in text
+
+
+def test_a_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chats with tools and chats without apart."""
+    tried: list[object] = []
+    own = PastCalls.tried
+    monkeypatch.setattr(PastCalls, "tried", lambda render: tried.append(render) or own(render))
+    encoder = PromptEncoder(a_tokenizer("bytes", template=HERMES), name="m")
+    for tools in (TOOLS, TOOLS, None, None):
+        encoder.render(Chat(messages({"content": None}), tools))
+    assert len(tried) == 2
 
 
 def test_a_clients_tools_do_not_decide() -> None:
