@@ -74,9 +74,8 @@ class FailedAttempts:
             # Once: a request whose tokens make the model fail would make it fail everywhere.
             self._num_forward_failures += 1
             return "forward_failed" if self._num_forward_failures == 1 else None
-        if isinstance(
-            error, AdmissionFailed
-        ):  # likewise: the request's doing, unless only the first meets it
+        if isinstance(error, AdmissionFailed):
+            # Likewise: the request's doing, unless only the first meets it.
             self._num_admission_failures += 1
             return "admission_failed" if self._num_admission_failures == 1 else None
         if isinstance(error, QueueFull):

@@ -14,9 +14,8 @@ from replica.scheduling.runner import CopyTime
 from replica.scheduling.step_time import attention_pairs
 
 FORGETTING = 0.9  # per copy: about the last ten count
-ASK_AGAIN = (
-    64  # prompts refused until one is copied all the same: nothing else would show that it takes less now
-)
+# Prompts refused until one is copied all the same: nothing else would show that it takes less now.
+ASK_AGAIN = 64
 
 
 class CopyPace:
