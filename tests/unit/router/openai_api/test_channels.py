@@ -94,6 +94,14 @@ def test_what_is_cut_off_and_begins_no_object_is_text(so_far: str) -> None:
     assert read(numbered(), [cut], FinishReason.LENGTH) == Piece(so_far.rstrip())
 
 
+def test_a_call_that_ended_before_the_cut_was_not_cut_off() -> None:
+    """What ended and is no object is a call gone wrong, also in an answer that is cut off later."""
+    so_far = '{"place": "Ulm"'
+    written = CALL.replace(ARGUMENTS, so_far) + NEXT + ANALYSIS + "hm"
+    piece = read(numbered(), [written], FinishReason.LENGTH)
+    assert (piece.text, piece.calls) == (so_far, ())
+
+
 _PARTS = [ANALYSIS, FINAL, NEXT, CALL, EARLY, "<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"]
 _WRITTEN = st.lists(
     st.sampled_from([*_PARTS, "<|message|>", "<|", "<", " ", "\n", "a", "to=", "é", "b" * 150]), max_size=12
