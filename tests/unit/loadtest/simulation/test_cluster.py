@@ -219,7 +219,7 @@ def test_a_fleet_that_fails_and_scales_has_as_many_as_asked_for(
 def test_a_fleet_that_dies_for_good_ends_the_simulation() -> None:
     """Its requests would ask again for ever."""
     work = unrelated((0.0, 40, 30), (1.0, 40, 5))
-    with pytest.raises(ConfigError, match="no replica is left, and 2 requests are"):
+    with pytest.raises(ConfigError, match="no replica is left, but 2 requests"):
         simulate(work, spec(num_replicas=1, failures=(Failure(0.1, 0),)))
     saved = simulate(work, spec(num_replicas=1, failures=(Failure(0.1, 0),), scalings=(Scaling(2.0, 1),)))
     assert saved.ttft_s[1] > 1.0
