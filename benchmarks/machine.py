@@ -19,8 +19,8 @@ def describe(threads: int) -> str:
     """CPU, cores, threads, versions, commit: one line."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     return (
-        f"{cpu_name(_read(CPUINFO))}, {counted(os.cpu_count() or 1, 'core')}, {threads} torch "
-        f"thread{'s' if threads > 1 else ''}, Python {platform.python_version()}, {versions}, "
+        f"{cpu_name(_read(CPUINFO))}, {counted(os.cpu_count() or 1, 'core')}, "
+        f"{counted(threads, 'torch thread')}, Python {platform.python_version()}, {versions}, "
         f"git {commit(Path(__file__).parent)}"
     )
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cache.messages import FinishReason
+from router.openai_api.call_json import is_cut_object, is_json_object
 from router.openai_api.pieces import Piece, ToolCall, certain, new_call_id
-from router.openai_api.tool_calls import is_cut_object, is_json_object
 
 _MESSAGE = "<|message|>"
 _CHANNEL = "<|channel|>"

@@ -203,6 +203,13 @@ class RouterUnderTest:
         """Every replica does what the script says, from the next call on."""
         self.calls.scripts = dict.fromkeys(self.replicas, script)
 
+    def say(self, *texts: str, finish: FinishReason = FinishReason.STOP) -> None:
+        """Every replica answers these texts, one delta each."""
+        last = len(texts) - 1
+        self.answer_with(
+            *(Delta(text, (index,), 0, finish if index == last else None) for index, text in enumerate(texts))
+        )
+
     def answer_with(
         self,
         *deltas: Delta | Exception,

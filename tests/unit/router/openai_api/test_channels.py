@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cache.messages import Delta, FinishReason, GenerateRequest
-from cache.types import ReplicaId
+from cache.messages import FinishReason, GenerateRequest
 from router.openai_api.channels import ChannelReader, has_channels
 from router.openai_api.pieces import Piece
 from tests.fakes.http import MODEL, RouterUnderTest, error_of, events_of
@@ -147,14 +146,9 @@ def test_it_is_told_from_the_template() -> None:
 
 def a_router(*texts: str, finish: FinishReason = FinishReason.STOP) -> RouterUnderTest:
     """A Router of a model of that kind, that answers these texts, one delta each."""
-
-    async def script(_request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
-        for index, text in enumerate(texts):
-            yield Delta(text, (index,), 0, finish if index + 1 == len(texts) else None)
-
     tokenizer = a_tokenizer("bytes", added=HARMONY_TOKENS, template=HARMONY)
     router = RouterUnderTest(tokenizer=tokenizer, max_model_len=4096)
-    router.follow(script)
+    router.say(*texts, finish=finish)
     return router
 
 

@@ -27,14 +27,9 @@ def a_router(
     **config: Any,
 ) -> RouterUnderTest:
     """A Router of a model with this template, that answers these texts, one delta each."""
-
-    async def script(_request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
-        for index, text in enumerate(texts):
-            yield Delta(text, (index,), 0, finish if index + 1 == len(texts) else None)
-
     tokenizer = a_tokenizer("bytes", template=template, added=[*CHATML_TOKENS, *special])
     router = RouterUnderTest(tokenizer=tokenizer, max_model_len=4096, **config)
-    router.follow(script)
+    router.say(*texts, finish=finish)
     return router
 
 
