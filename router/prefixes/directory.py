@@ -74,7 +74,6 @@ class PrefixDirectory:
         self._tasks = OwnTasks()
         self._heard = _Heard({}, is_complete=False)  # last
         self._heard_at = -math.inf  # by the event loop's clock
-        self._looking: asyncio.Task[_Heard] | None = None
 
     # --- for clients --------------------------------------------------------------------------
 
@@ -90,10 +89,9 @@ class PrefixDirectory:
     def at_a_glance(self) -> list[PinnedPrefix]:
         """Everybody's, oldest first, without waiting: what other Routers keep is what they said lately.
 
-        They are asked again by each call, one at a time, for those that come after it.
+        They are asked again by each call, for those that come after it.
         """
-        if self._looking is None or self._looking.done():
-            self._looking = self._tasks.start(self._rounds.next())
+        self._tasks.start(self._rounds.next())
         is_old = asyncio.get_running_loop().time() > self._heard_at + GLANCE_S
         return self._with(() if is_old else self._heard.pins.values(), self._keeper.pins())
 

@@ -183,15 +183,17 @@ def test_a_share_of_nothing() -> None:
 
 def test_what_is_held_is_no_load() -> None:
     """Routers are told the same as of an engine whose pool is smaller by it."""
-    loads = []
+    loads: list[list[tuple[int, int, int, int]]] = []
     for core in (pinned(sim_core(63, max_model_len=100), 30), sim_core(33, max_model_len=100)):
+        loads.append([])
         for number in range(3):
             core.submit(make_request(str(number), [200 + number] * 12, max_tokens=40))
             core.step()
-        load = core.load()
+            load = core.load()
+            told = (load.free_blocks, load.growth_blocks, load.total_blocks, load.context_tokens)
+            loads[-1].append(told)
         assert load.num_running == 2
         assert load.num_waiting == 1
-        loads.append((load.free_blocks, load.growth_blocks, load.total_blocks, load.context_tokens))
     assert loads[0] == loads[1]
 
 

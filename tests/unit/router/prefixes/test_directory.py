@@ -105,6 +105,13 @@ async def test_what_was_heard_long_ago_is_not_seen(
     assert routers[1].directory.at_a_glance() == []
 
 
+async def test_however_many_look_others_are_asked_once(routers: list[PaperRouter]) -> None:
+    for _ in range(50):
+        routers[1].directory.at_a_glance()
+    await settle(routers[1])
+    assert routers[1].fleet.num_rounds == 1
+
+
 async def _looked(router: PaperRouter) -> None:
     """The others have been asked, and have answered."""
     await router.directory.pins("nobody")
