@@ -80,7 +80,7 @@ class HermesReader:
         self._buffer += text
         texts: list[str] = []
         calls: list[ToolCall] = []
-        more = self._take_arguments(is_last=ending is not None) if self._arguments is not None else ""
+        more = self._take_arguments() if self._arguments is not None else ""
         while self._step(texts, calls, ending):
             pass
         return Piece("".join(texts), tuple(calls), more=more)
@@ -94,7 +94,7 @@ class HermesReader:
             return False
         if self._is_inside:
             if self._is_held and (head := HEAD.match(self._buffer)) is not None:
-                return self._begin_call(head, calls, is_last=ending is not None)
+                return self._begin_call(head, calls)
             return self._take_call(texts, calls, ending)
         start = self._buffer.find(OPEN)
         if start >= 0:
@@ -114,25 +114,23 @@ class HermesReader:
             self._buffer = ""
         return False
 
-    def _begin_call(self, head: re.Match[str], calls: list[ToolCall], *, is_last: bool) -> bool:
+    def _begin_call(self, head: re.Match[str], calls: list[ToolCall]) -> bool:
         """A held call, with its arguments as far as they are here."""
         self._buffer = self._buffer[head.end() :]
         self._arguments = ObjectEnd()
-        arguments = self._take_arguments(is_last=is_last)
+        arguments = self._take_arguments()
         calls.append(ToolCall(self._new_id(), json.loads(head[1]), arguments))
         self._num_calls += 1
         return not self._is_inside and bool(self._buffer)
 
-    def _take_arguments(self, *, is_last: bool) -> str:
+    def _take_arguments(self) -> str:
         """What has come of a held call's arguments. What closes the call is taken with their end."""
         assert self._arguments is not None
         end = self._arguments.find(self._buffer)
         found, self._buffer = self._buffer[:end], self._buffer[end:]
-        if self._arguments.is_over:
-            closed = self._buffer.find(CLOSE)
-            if closed >= 0 or is_last:
-                self._buffer = self._buffer[closed + len(CLOSE) :] if closed >= 0 else ""
-                self._arguments, self._is_inside = None, False
+        if self._arguments.is_over and (closed := self._buffer.find(CLOSE)) >= 0:
+            self._buffer = self._buffer[closed + len(CLOSE) :]
+            self._arguments, self._is_inside = None, False
         return found
 
     def _take_call(self, texts: list[str], calls: list[ToolCall], ending: FinishReason | None) -> bool:

@@ -67,6 +67,7 @@ HELD: list[dict[str, Any]] = [
     {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
     {"tools": [{**WEATHER, "function": {**WEATHER["function"], "strict": True}}]},
     {"tool_choice": "required", "parallel_tool_calls": False},
+    {"tool_choice": "required", "guided_regex": "(.|\\n)*"},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
 ]
 
@@ -96,3 +97,18 @@ async def test_calls_that_an_answer_of_any_kind_may_look_like_come_whole() -> No
         streamed = await router.chat(**fields, stream=True)
     choices = [json.loads(event)["choices"][0] for event in events_of(streamed.content)[:-1]]
     assert not any("tool_calls" in choice["delta"] for choice in choices)
+
+
+async def test_each_held_call_has_its_own_arguments() -> None:
+    other = CALL.replace("Zürich", "Ulm")
+    async with a_router(*CALL, "\n", *other) as router:
+        fields = {"tools": [WEATHER], "tool_choice": "required"}
+        whole = (await router.chat(**fields)).json()["choices"][0]
+        streamed = await router.chat(**fields, stream=True)
+    called = [call["function"]["arguments"] for call in whole["message"]["tool_calls"]]
+    assert called == ['{"place": "Zürich"}', '{"place": "Ulm"}']
+    put_together = ["", ""]
+    for event in events_of(streamed.content)[:-1]:
+        for call in json.loads(event)["choices"][0]["delta"].get("tool_calls", []):
+            put_together[call["index"]] += call["function"]["arguments"]
+    assert put_together == called

@@ -123,3 +123,12 @@ def test_it_is_told_from_the_prompts_end_that_a_thought_is_open() -> None:
         ("", False),
     ):
         assert ends_in_thought(end) == is_open
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_why_an_answer_ends_is_told_to_what_reads_it(is_open: bool) -> None:
+    """Also where the thought ended in the same piece: a call that was cut off behind it is one."""
+    text = ("" if is_open else "<think>") + 'hm</think><tool_call>{"name": "f", "arguments": {"a'
+    cut = calling(is_open).read(text, FinishReason.LENGTH)
+    assert (cut.thought, [(call.name, call.arguments) for call in cut.calls]) == ("hm", [("f", '{"a')])
+    assert not calling(is_open).read(text, FinishReason.STOP).calls
