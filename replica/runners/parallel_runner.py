@@ -82,22 +82,25 @@ class ParallelRunner:
 
         try:
             followers.tell_each(lambda rank: loading.order(rank, store))
-            model, reference = loading.whole()
-            _check_answers(followers.hear_each(), resolved.source)
-            group = RankGroup(0, config.tensor_parallel, loading.device, store, config.warm_up_time_limit_s)
-            layers = rank_model.cut(model, resolved.source, group, loading.device, loading.max_model_len)
-            runner = ModelRunner.with_pages(
-                model,
-                layers,
-                loading.config,
-                resolved.source,
-                max_model_len=loading.max_model_len,
-                tokenizer_eos=tokenizer_eos,
-                agree=lambda num_blocks: _agree(followers, num_blocks, resolved.source),
-                announce=lambda sequences: followers.tell(orders.planned(sequences, config.block_size)),
-                clock=clock,
-            )
-            runner.check_against(reference, resolved.source)
+            with load_choices.refusals(resolved.source, loading.device):
+                model, reference = loading.whole()
+                _check_answers(followers.hear_each(), resolved.source)
+                group = RankGroup(
+                    0, config.tensor_parallel, loading.device, store, config.warm_up_time_limit_s
+                )
+                layers = rank_model.cut(model, resolved.source, group, loading.device, loading.max_model_len)
+                runner = ModelRunner.with_pages(
+                    model,
+                    layers,
+                    loading.config,
+                    resolved.source,
+                    max_model_len=loading.max_model_len,
+                    tokenizer_eos=tokenizer_eos,
+                    agree=lambda num_blocks: _agree(followers, num_blocks, resolved.source),
+                    announce=lambda sequences: followers.tell(orders.planned(sequences, config.block_size)),
+                    clock=clock,
+                )
+                runner.check_against(reference, resolved.source)
         except Exception as error:
             # A collective fails where its peer has gone: say who.
             cause = followers.cause_of(error) if not isinstance(error, ConfigError) else error

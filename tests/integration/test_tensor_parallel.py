@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from cache.messages import SamplingParams
@@ -115,6 +116,20 @@ def test_rank_0_leaves_when_the_others_have_been_told(llama: Path, monkeypatch: 
     monkeypatch.setattr(RankGroup, "close", close)
     runner.close()
     assert have_gone == [True]
+
+
+def test_memory_that_runs_out_on_rank_0_is_a_refusal_which_says_so(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the other one waits for it in a collective."""
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(ModelRunner, "check_against", full)
+    with pytest.raises(ModelRefused, match=r"needs more memory than cpu has .*CUDA out of memory"):
+        in_parts(llama, threading.Event())
+    assert not dist.is_initialized()
 
 
 LEADER = """
