@@ -216,7 +216,8 @@ class DecodeGraphs:
         try:
             return self._record(shape)
         except RuntimeError as error:
-            if is_out_of_memory(error):
+            # Ending a recording in which memory ran out may raise an error of its own, which hides that one.
+            if any(is_out_of_memory(each) for each in (error, error.__context__) if each is not None):
                 # The step itself may fit: it is to be tried as it is before anybody makes it smaller.
                 self._is_full = True
                 logger.warning(

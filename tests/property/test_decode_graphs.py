@@ -60,6 +60,13 @@ def load(folder: Path, recorder: Any = None) -> ModelRunner:
     return runner
 
 
+def ended_badly(cause: RuntimeError) -> RuntimeError:
+    """What is raised by the end of a recording in which `cause` was."""
+    error = torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
+    error.__context__ = cause
+    return error
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """One network, recorded and not."""
@@ -165,8 +172,9 @@ def test_of_more_shapes_than_are_kept_the_short_ones_are_recorded_ahead(
         (None, "decode steps cannot be recorded; they run as they are"),
         (torch.OutOfMemoryError("of memory"), NO_MEMORY),
         (torch.AcceleratorError("CUDA error: out of memory"), NO_MEMORY),
+        (ended_badly(torch.OutOfMemoryError("of memory")), NO_MEMORY),
     ],
-    ids=["no forward to record", "no memory", "no memory for a graph"],
+    ids=["no forward to record", "no memory", "no memory for a graph", "no memory, which the end hides"],
 )
 def test_a_warm_up_that_cannot_record_all_is_one_all_the_same(
     error: RuntimeError | None, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
