@@ -143,7 +143,7 @@ def test_how_many_were_refused_is_said(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_plan_for_a_promise_and_for_one_that_cannot_be_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["plan", "--trace", str(EXCERPT), "--requests", "250", "--cache-tokens", "400k,1.5M"]
+    arguments = ["plan", "--trace", str(EXCERPT), "--requests", "150", "--cache-tokens", "400k,1.5M"]
     arguments += ["--out", str(tmp_path), "--workers", "2"]
     assert main([*arguments, "--ttft-p99", "12"]) == 0
     assert "replicas of" in capsys.readouterr().out

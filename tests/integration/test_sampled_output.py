@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,26 +39,33 @@ def by_name(name: str) -> Any:
     return next(family for family in FAMILIES if family.name == name)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
 @pytest.fixture(
     scope="module",
-    params=["llama", *(pytest.param(name, marks=pytest.mark.long) for name in ("gemma2", "qwen3_moe"))],
+    params=[
+        pytest.param(("llama", "plain"), id="llama-plain"),
+        pytest.param(("llama", "filtered"), id="llama-filtered"),
+        pytest.param(("gemma2", "plain"), id="gemma2-plain", marks=pytest.mark.long),
+        pytest.param(("qwen3_moe", "filtered"), id="qwen3_moe-filtered", marks=pytest.mark.long),
+    ],
 )
-def runners(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runners]:
-    folder = families.save(by_name(request.param), tmp_path_factory.mktemp(request.param))
-    runners = Runners(folder, "cpu")
-    yield runners
-    runners.close()
-
-
-@pytest.fixture(scope="module", params=SAMPLING)
-def case(request: pytest.FixtureRequest, runners: Runners) -> Case:
-    sampling = SAMPLING[request.param]
+def case(request: pytest.FixtureRequest, folder: Path) -> Iterator[Case]:
+    name, drawn = request.param
+    runners, sampling = (
+        Runners(families.save(by_name(name), folder / f"{name}-{drawn}"), "cpu"),
+        SAMPLING[drawn],
+    )
     engine = runners.engine(ALONE)
     alone = [
         engines.answer_all(engine, [prompt], sampling=sampling, seed=100 + index)[0].token_ids
         for index, prompt in enumerate(PROMPTS)
     ]
-    return Case(runners, sampling, alone)
+    yield Case(runners, sampling, alone)
+    runners.close()
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
@@ -94,8 +102,9 @@ def test_a_continued_stream_draws_what_the_lost_replica_would_have_drawn(case: C
             assert engine.complete([request])[0].token_ids == whole
 
 
-def test_min_tokens_hold_across_chunks_and_batches(runners: Runners) -> None:
+def test_min_tokens_hold_across_chunks_and_batches(case: Case) -> None:
     """A stop id is masked until enough was said; whoever runs beside does not matter."""
+    runners = case.runners
     first = engines.answer_all(runners.engine(ALONE), [PROMPTS[0]])[0].token_ids
     sampling = replace(SAMPLING["plain"], temperature=0.0, stop_token_ids=tuple(set(first[:8])), min_tokens=8)
     alone = engines.answer_all(runners.engine(ALONE), [PROMPTS[0]], sampling=sampling)[0].token_ids

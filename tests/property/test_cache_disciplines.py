@@ -125,7 +125,7 @@ def test_laws(discipline: CacheDiscipline, num_tokens: int) -> None:
 @pytest.mark.parametrize("discipline", CacheDiscipline)
 def test_laws_long(discipline: CacheDiscipline, num_tokens: int) -> None:
     """Smaller and larger ones."""
-    count = play_laws(discipline, num_tokens, 200)
+    count = play_laws(discipline, num_tokens, 120)
     assert all(count[name] > 0 for name in ("hit tokens", "awaited"))
 
 
@@ -176,7 +176,7 @@ def test_blocks_of_one_token_are_the_tree(num_tokens: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_tokens", [5, 40])
 def test_blocks_of_one_token_are_the_tree_long(num_tokens: int) -> None:
-    @settings(max_examples=100)
+    @settings(max_examples=60)
     @given(acts=acts(STEADY))
     def play(acts: list[Act]) -> None:
         play_beside(acts, num_tokens)

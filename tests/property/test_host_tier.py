@@ -288,7 +288,7 @@ def test_laws(discipline: CacheDiscipline, mask: str, num_blocks: int, num_slots
 @pytest.mark.parametrize("mask", MASKS)
 def test_laws_long(mask: str, num_blocks: int, num_slots: int) -> None:
     for discipline in PAGED:
-        _run(discipline, mask, num_blocks, num_slots, max_examples=40)
+        _run(discipline, mask, num_blocks, num_slots, max_examples=25)
 
 
 def test_digests_tell_the_tiers_apart() -> None:
