@@ -32,7 +32,7 @@ from router.deadline import until_deadline
 from router.errors import NoReplica, ReplicaLost, RoutingError, TooManyDeaths
 from router.failed_attempts import FailedAttempts
 from router.metrics import RouterMetrics
-from router.placement.decision import Placement, RouteQuery
+from router.placement.decision import Admittance, Placement, RouteQuery
 from router.placement.placing import make_placer
 from router.placement.routing import Routing
 from router.policies import PromptView
@@ -64,6 +64,7 @@ class Job:
     share: float = 1.0  # its tenant's part, beside other tenants'
     priority: int = 0  # among its tenant's requests
     part: float = 1.0  # of its HTTP request: of n prompts each is 1/n
+    admittance: Admittance | None = None  # that these share
     policy: str | None = None  # None = the configured one
     text: PromptView | None = None  # for policies that place by it
     session: str | None = None  # which of its client's requests belong together, as a header says
@@ -300,6 +301,7 @@ class Generation:
             share=job.share,
             priority=job.priority,
             part=job.part,
+            admittance=job.admittance,
             prompt=job.text,
             session=job.session,
             asked_at=self._began_at,

@@ -46,6 +46,7 @@ from router.openai_api.tokenization import (
     parse_tokenize,
     unknown_fields,
 )
+from router.placement.decision import Admittance
 
 POLICY_HEADER = "x-warmpath-policy"
 SESSION_HEADERS = ("x-session-id", "x-session-affinity")  # the first one given counts
@@ -222,6 +223,7 @@ class _Routes:
             policy=request.headers.get(POLICY_HEADER) if config.expose_routing else None,
             session=_session_of(request),
             timeout_s=_timeout_of(request, config),
+            admittance=Admittance(),
         )
 
     async def _answer(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from router.placement.decision import Admittance
 from router.tenants.allowance import Visit
 
 
@@ -17,3 +18,4 @@ class Asked(NamedTuple):
     policy: str | None = None  # instead of the configured one
     session: str | None = None  # which of its client's requests belong together
     timeout_s: float | None = None  # after which its client wants it no more
+    admittance: Admittance | None = None  # of all its prompts

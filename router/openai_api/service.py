@@ -316,6 +316,7 @@ class Service:
             share=visit.key.share,
             priority=visit.priority(body.priority),
             part=1.0 / len(body.prompt) if isinstance(body, CompletionBody) else 1.0,
+            admittance=asked.admittance,
             timeout_s=asked.timeout_s,
             came_at=asked.arrived_at,
             policy=asked.policy,

@@ -27,6 +27,16 @@ class RouteReason(StrEnum):
     TURN = "turn"  # the policy does not look at prefixes
 
 
+class Admittance:
+    """Of what came in one HTTP request, together: once one of its prompts is let in, the others are, whatever
+    work they are. Its client is answered all of them or none, and they would be refused for each other."""
+
+    __slots__ = ("is_given",)
+
+    def __init__(self) -> None:
+        self.is_given = False
+
+
 class RouteQuery(NamedTuple):
     """One attempt at one request, as `choose` wants it. (A tuple is made in a quarter of a frozen dataclass's
     time, and every request makes one.)"""
@@ -50,6 +60,7 @@ class RouteQuery(NamedTuple):
     share: float = 1.0  # its tenant's, beside other tenants'; above 0
     priority: int = 0  # among its tenant's: `cache/priority.py`
     part: float = 1.0  # of what came in one HTTP request: of n prompts each is 1/n
+    admittance: Admittance | None = None  # which these share; None: it came alone
     asked_at: float | None = None  # when the request first wanted a replica, the clock's; None: just now
     is_handed_over: bool = False  # the replica that had it leaves: where nobody is left, others are to come
     is_again: bool = False  # it was let in before, whether it excludes a replica for that or not
@@ -59,6 +70,16 @@ class RouteQuery(NamedTuple):
         """It may be refused for being one too many. Whoever was placed before has waited, and may have begun
         to be answered."""
         return not self.is_again
+
+    @property
+    def has_to_be_admitted(self) -> bool:
+        """Whether there has to be room for it. Who is new counts as having come all the same."""
+        return self.is_new and not (self.admittance is not None and self.admittance.is_given)
+
+    def admit(self) -> None:
+        """There was; or nobody had to ask."""
+        if self.admittance is not None:
+            self.admittance.is_given = True
 
 
 class Placement(NamedTuple):

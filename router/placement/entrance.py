@@ -50,7 +50,8 @@ class Entrance:
             raise self._admission.refusal(mean_s / shared, mean_s, shared, held.query.part)
 
     def check_wait(self, held: HeldRequest, now: float, num_replicas: int) -> None:
-        """Of one that has just been weighed; from now on it counts as having come. Raises AllBusy."""
+        """Of one that has just been weighed; from now on it counts as having come. Raises AllBusy, but not
+        for a prompt that came with one which was let in."""
         starts_now = held.decision is not None and held.decision.starts_now
         wait_s = 0.0 if starts_now and not self._queue else self._routing.wait_s(self._queue.engine_s)
         self._demand.came(held.tenant, held.uncached_tokens, held.query.share, now)
@@ -63,7 +64,7 @@ class Entrance:
             part=held.query.part,
         )
         # Only its own replica's idleness counts: an idle one that nobody wants must not let everybody in.
-        if starts_now or not num_replicas:
+        if starts_now or not num_replicas or not held.query.has_to_be_admitted:
             return
         if self._options.max_wait_s < math.inf or held.deadline < math.inf:
             before_s = self._queue.seconds_before(held, in_order=False)

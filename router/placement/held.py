@@ -199,8 +199,7 @@ class HeldRequests:
     def _take_in(self, held: HeldRequest, now: float) -> None:
         """Raises why it is not."""
         num_replicas, _ = self._routing.free_replicas(0.0)
-        is_new = held.query.is_new
-        if is_new:
+        if held.query.has_to_be_admitted:
             self._entrance.check_places(held, num_replicas)
         try:
             self._weigh(held, now)
@@ -209,8 +208,9 @@ class HeldRequests:
         except NoReplica as error:
             if not self._may_wait_for_successors(held, error, now):
                 raise
-        if is_new:
+        if held.query.is_new:
             self._entrance.check_wait(held, now, num_replicas)
+        held.query.admit()
 
     def _too_late(self, now: float) -> list[Departure]:
         if not self._admission.is_overload:

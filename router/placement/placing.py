@@ -139,7 +139,7 @@ class PromptPlacer:
                 num_replicas=self._routing.free_replicas(0.0)[0],
                 part=query.part,
             )
-        if query.is_new and not decision.starts_now:
+        if query.has_to_be_admitted and not decision.starts_now:
             self._admission.check(
                 wait_s=wait_s,
                 ahead_s=min(wait_s, decision.start_s),
@@ -148,6 +148,7 @@ class PromptPlacer:
                 num_replicas=len(decision.ranking),
                 part=query.part,
             )
+        query.admit()
         self._admission.placed(decision.engine_s)
         return self._routing.book(decision)
 

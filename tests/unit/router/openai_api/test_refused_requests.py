@@ -11,11 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
+from cache.events import Load, StepTimeModel
+from cache.messages import Delta, GenerateRequest
 from cache.types import ReplicaId
 from router.limits import Limits
 from router.openai_api import structure_check
 from router.prompts.prompt import NUM_THREADS, OFFLOAD_CHARS
-from tests.fakes.http import MODEL, RouterUnderTest, a_replica_info, error_of
+from tests.fakes.http import MODEL, RouterUnderTest, a_replica_info, counting, error_of
 
 SECRET = "a secret prompt"
 LIMITS = Limits(
@@ -210,6 +212,30 @@ async def test_prompts_behind_too_much_tokenization_come_back_later(path: str, b
             assert len(router.calls.requests) == 1
         finally:
             gate.set()
+
+
+@pytest.mark.parametrize("binding", ["at_once", "late"])
+async def test_a_batch_on_an_idle_fleet_is_not_refused_for_its_own_work(binding: str) -> None:
+    """A second each, twelve of them, where nobody may wait for longer than two."""
+    pace = StepTimeModel(base_s=0.0, per_token_s=0.01, per_attention_s=0.0, per_sequence_s=0.0)
+    idle = Load(free_blocks=1000, total_blocks=1000, step_time=pace)
+
+    async def slow(request: GenerateRequest, name: ReplicaId) -> AsyncIterator[Delta]:
+        await asyncio.sleep(0.01)
+        async for delta in counting(request, name):
+            yield delta
+
+    async with RouterUnderTest(num_replicas=1, binding=binding, max_wait_s=2.0) as router:
+        router.follow(slow)
+        router.parts.routing.on_load(router.replicas[0], idle)
+        prompts = [f"{number:02}" + "x" * 98 for number in range(12)]
+        asked = asyncio.create_task(router.complete(prompt=prompts, max_tokens=1))
+        while not asked.done():
+            await asyncio.sleep(0.005)
+            router.parts.routing.on_load(router.replicas[0], idle)
+        answer = await asked
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["choices"]) == len(prompts)
 
 
 # --- tokens that the model does not know ----------------------------------------------------------

@@ -17,12 +17,12 @@ from cache.messages import SamplingParams
 from cache.types import ReplicaId, RequestId
 from router.dispatch import Generation, Job
 from router.errors import AllBusy, NoReplica
-from router.placement.decision import Decision, RouteQuery
+from router.placement.decision import Admittance, Decision, RouteQuery
 from router.placement.placing import LatePlacer, PromptPlacer, make_placer
 from router.placement.routing import Routing
 from tests.fakes.generations import failing
 from tests.fakes.http import FINGERPRINT, RouterUnderTest, text_of
-from tests.fakes.router import config, info, load, query, replica_id
+from tests.fakes.router import BLOCK_SIZE, config, info, load, query, replica_id
 
 A = replica_id(0)
 HASHER = BlockHasher(FINGERPRINT)
@@ -251,6 +251,28 @@ async def test_who_would_wait_too_long_is_refused(binding: str) -> None:
     placer.close()
     await asyncio.gather(again, return_exceptions=True)
     assert routing.statistics().all_busy == 1
+
+
+@pytest.mark.parametrize("binding", ["at_once", "late"])
+async def test_prompts_that_came_together_are_not_refused_for_each_other(binding: str) -> None:
+    """A replica that has nothing else to do, and four times the longest wait in one HTTP request: all of it
+    was refused, and again whenever it came back. Who comes behind it is asked as ever."""
+    settings = config(binding=binding, max_wait_s=2.0, max_held_per_replica=3)
+    routing = Routing(settings)
+    placer = make_placer(settings, routing, time.monotonic)
+    routing.update_replicas({A: info()})
+    routing.on_load(A, load())
+    together, num_blocks = Admittance(), 8_000 // BLOCK_SIZE  # a second each
+    asked = [query(f"{number}", num_blocks, part=1 / 8, admittance=together) for number in range(8)]
+    waiting = [asyncio.create_task(placer.place(each, since=0.0, deadline=None)) for each in asked]
+    await turns()
+    assert placer.num_held == (7 if binding == "late" else 0)
+    with pytest.raises(AllBusy):
+        await placer.place(query("another", num_blocks), since=0.0, deadline=None)
+    assert [task.done() for task in waiting] == [True, *[binding == "at_once"] * 7]
+    assert routing.statistics().all_busy == 1
+    placer.close()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_at_once_too_a_hopeless_deadline_is_not_waited_for() -> None:
