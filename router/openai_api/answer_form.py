@@ -141,7 +141,7 @@ class AnswerForms:
         is_held = is_required or choice.names is not None or answer is not None
         if not (is_held or any(tool.is_strict for _, tool in allowed)):
             return None
-        if answer is not None and answer.kind is StructureKind.GRAMMAR and not is_required:
+        if answer is not None and answer.kind is StructureKind.GRAMMAR:
             assert body.structure is not None
             name = body.structure[0]
             raise UnsupportedParameter(

@@ -67,6 +67,7 @@ class Choice:
     echo: str = ""  # the prompt, where the answer begins with it
     tells_output: bool = True  # False: one token was generated, for the prompt's sake, and is nobody's
     calls: list[ToolCall] = field(default_factory=list)
+    is_cut: bool = False  # it has ended within a call
     _more: list[str] = field(default_factory=list)  # of the last call's arguments
 
     @property
@@ -92,6 +93,7 @@ class Choice:
             return Piece(echo)
         self.completion_tokens += len(delta.token_ids)
         piece = self.reader.read(delta.text, delta.finish_reason)
+        self.is_cut = piece.is_cut
         return replace(piece, text=echo + piece.text) if echo else piece
 
     def add(self, piece: Piece) -> None:
@@ -150,7 +152,7 @@ class ChatCodec:
             members.append(b'"content":' + to_json(None if piece.thought and not piece.text else piece.text))
         if piece.thought:
             members.append(b'"reasoning_content":' + to_json(piece.thought))
-        reason = choice.finish_reason and _chat_finish_reason(choice.finish_reason, bool(choice.calls))
+        reason = choice.finish_reason and _chat_finish_reason(choice, has_calls=bool(choice.calls))
         return b'%b{"index":%d,"delta":{%b},"logprobs":%b,"finish_reason":%b}]%b}' % (
             *(self._opening, index, b",".join(members), _logprobs(choice)),
             *(_quoted(reason), _usage_member(usage, has_usage)),
@@ -171,7 +173,7 @@ class ChatCodec:
             *(ToolCallDelta(index=first + offset, **_entry(call)) for offset, call in enumerate(piece.calls)),
         ]
         delta = ChatDelta.model_validate(part).encoded()
-        reason = choice.finish_reason and _chat_finish_reason(choice.finish_reason, has_calls=True)
+        reason = choice.finish_reason and _chat_finish_reason(choice, has_calls=True)
         return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}]%b}' % (
             *(self._opening, index, delta, _logprobs(choice)),
             *(_quoted(reason), _usage_member(usage, has_usage)),
@@ -192,7 +194,7 @@ class ChatCodec:
         return _with_choices(answer, [self._whole(index, choice) for index, choice in enumerate(choices)])
 
     def _whole(self, index: int, choice: Choice) -> bytes:
-        reason = _chat_finish_reason(_finish_reason(choice), bool(choice.calls))
+        reason = _chat_finish_reason(choice, has_calls=bool(choice.calls))
         return b'{"index":%d,"message":%b,"logprobs":%b,"finish_reason":%b}' % (
             *(index, _message(choice).encoded(), _logprobs(choice), _quoted(reason)),
         )
@@ -289,9 +291,11 @@ def _entry(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _chat_finish_reason(reason: FinishReason, has_calls: bool) -> ChatFinishReason:
-    """An answer that calls tools and was not cut off ends because of them."""
-    return "tool_calls" if has_calls and reason is FinishReason.STOP else reason
+def _chat_finish_reason(choice: Choice, *, has_calls: bool) -> ChatFinishReason:
+    """An answer that calls tools ends because of them, if it was not cut off: by its length, or by what its
+    client wants it to stop at, which may stand within a call."""
+    reason = _finish_reason(choice)
+    return "tool_calls" if has_calls and reason is FinishReason.STOP and not choice.is_cut else reason
 
 
 def _finish_reason(choice: Choice) -> FinishReason:

@@ -29,6 +29,7 @@ class Piece:
     calls: tuple[ToolCall, ...] = ()
     thought: str = ""
     more: str = ""  # of the arguments of the last call before these
+    is_cut: bool = False  # it is the last, and the arguments of the last call go on
 
     @property
     def is_empty(self) -> bool:

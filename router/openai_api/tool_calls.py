@@ -83,7 +83,8 @@ class HermesReader:
         more = self._take_arguments() if self._arguments is not None else ""
         while self._step(texts, calls, ending):
             pass
-        return Piece("".join(texts), tuple(calls), more=more)
+        is_cut = ending is not None and self._arguments is not None and not self._arguments.is_over
+        return Piece("".join(texts), tuple(calls), more=more, is_cut=is_cut)
 
     def _step(self, texts: list[str], calls: list[ToolCall], ending: FinishReason | None) -> bool:
         """One text or one call; False when more must come first."""

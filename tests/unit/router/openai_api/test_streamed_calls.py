@@ -90,6 +90,24 @@ async def test_held_calls_are_streamed_as_they_are_written(fields: dict[str, Any
     assert len(others) == len(arguments) - 1
 
 
+@pytest.mark.parametrize(
+    ("end", "reason"), [("Zür", "stop"), ('Zürich"', "stop"), ('Zürich"}', "tool_calls"), ("", "tool_calls")]
+)
+async def test_a_held_call_that_a_stop_string_cut_is_not_why_the_answer_ended(end: str, reason: str) -> None:
+    """Its arguments are no JSON, and who is told `tool_calls` reads them. Alone, or behind a whole one."""
+    cut = CALL[: CALL.index(end) + len(end)] if end else CALL
+    for texts in ([*cut], [CALL, "\n", *cut], [CALL + cut]):
+        async with a_router(*texts) as router:
+            fields = {"tools": [WEATHER], "tool_choice": "required"}
+            whole = (await router.chat(**fields)).json()["choices"][0]
+            streamed = await router.chat(**fields, stream=True)
+        *_, last = [json.loads(event)["choices"][0] for event in events_of(streamed.content)[:-1]]
+        assert whole["finish_reason"] == last["finish_reason"] == reason
+        told = whole["message"]["tool_calls"][-1]["function"]["arguments"]
+        assert told == '{"place": "Zürich"}'[: len(told)]
+        assert (told[-1] == "}") == (reason == "tool_calls")
+
+
 async def test_calls_that_an_answer_of_any_kind_may_look_like_come_whole() -> None:
     """A regular expression may spell what begins like a call, and is none."""
     fields = {"tools": [WEATHER], "guided_regex": "(.|\n)*"}

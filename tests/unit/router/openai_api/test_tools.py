@@ -182,6 +182,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "invalid_value",
     ),
     ({"tools": [WEATHER], "guided_choice": ["a", "b"]}, "guided_choice", "unsupported_parameter"),
+    ({"tool_choice": "required", "guided_choice": ["a"]}, "guided_choice", "unsupported_parameter"),
+    (
+        {"tool_choice": named("weather"), "guided_grammar": 'root ::= "x"'},
+        "guided_grammar",
+        "unsupported_parameter",
+    ),
     ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "invalid_value"),
 ]
 
