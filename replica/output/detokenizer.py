@@ -76,6 +76,7 @@ class Detokenizer:
         self._num_tokens = 0
         self._undecoded = array("i")
         self._held = ""  # settled, but could still turn out to be the start of a stop string
+        self._num_early = 0  # characters of `_held` that were there before `min_tokens`: no stop ends in them
         self._ready = ""  # may be shown, not taken yet
         self._finish_reason: FinishReason | None = None
 
@@ -121,7 +122,9 @@ class Detokenizer:
 
     def _feed(self, text: str, may_stop: bool) -> None:
         self._held += text
-        if may_stop and (stop_at := _first_match(self._held, self._stops)) is not None:
+        if not may_stop:
+            self._num_early = len(self._held)
+        elif (stop_at := _first_match(self._held, self._stops, self._num_early)) is not None:
             self._release(stop_at)
             self._held = ""
             self._finish_reason = FinishReason.STOP
@@ -139,6 +142,7 @@ class Detokenizer:
 
     def _release(self, num_chars: int) -> None:
         text, self._held = self._held[:num_chars], self._held[num_chars:]
+        self._num_early = max(0, self._num_early - num_chars)
         skipped = min(self._skip_chars, len(text))
         self._skip_chars -= skipped
         self._ready += text[skipped:]
@@ -241,9 +245,10 @@ def _unsettled(text: str) -> int:
     return count
 
 
-def _first_match(text: str, stops: Sequence[str]) -> int | None:
-    """Where the earliest stop string begins."""
-    return min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
+def _first_match(text: str, stops: Sequence[str], num_early: int) -> int | None:
+    """Where the earliest stop string begins, of those that end behind the first `num_early` characters."""
+    firsts = (text.find(stop, max(0, num_early - len(stop) + 1)) for stop in stops)
+    return min((at for at in firsts if at >= 0), default=None)
 
 
 def _longest_stop_start(text: str, stops: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -106,6 +107,14 @@ def test_min_tokens_covers_eos_ids_and_strings() -> None:
     assert pieces(tokens, Letters(), eos=1, min_tokens=3)[0] == ["a", "b", "a", ""]
     assert pieces(tokens, Letters(), eos=99, stop_token_ids=(1,), min_tokens=3)[0] == ["a", "b", "a", ""]
     assert "".join(pieces(tokens, Letters(), eos=99, stop=("ab",), min_tokens=3)[0]) == "ab"
+
+
+def test_a_stop_complete_before_min_tokens_never_counts() -> None:
+    """It was held back as the beginning of another one, and found by the first token that may end it."""
+    of = partial(pieces, decoder=Letters(), eos=99, stop=("a", "ab"), min_tokens=3)
+    assert "".join(of(letters("xacd"))[0]) == "xacd"
+    assert "".join(of(letters("xaca"))[0]) == "xac"
+    assert "".join(of(letters("xab"))[0]) == "x"
 
 
 def test_a_stop_begun_before_min_tokens_and_completed_after_counts() -> None:
