@@ -50,7 +50,7 @@ def server(folder: Path) -> Iterator[Server]:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SECRET_VARIABLE, "0123456789abcdef" * 2)
-        with running_server(router=settings) as running:
+        with running_server(replicas=1, router=settings) as running:
             yield running
 
 

@@ -125,7 +125,7 @@ def test_laws(discipline: CacheDiscipline, num_tokens: int) -> None:
 @pytest.mark.parametrize("discipline", CacheDiscipline)
 def test_laws_long(discipline: CacheDiscipline, num_tokens: int) -> None:
     """Smaller and larger ones."""
-    count = play_laws(discipline, num_tokens, 120)
+    count = play_laws(discipline, num_tokens, 200)
     assert all(count[name] > 0 for name in ("hit tokens", "awaited"))
 
 
