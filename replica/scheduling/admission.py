@@ -47,11 +47,15 @@ class Admission:
         self._misfit = situation
         return None
 
-    def has_place(self, running: Sequence[Request], max_running: int) -> bool:
+    def has_place(self, running: Sequence[Request], max_running: int, most_followed: int) -> bool:
         """Whether one more may run beside these. It need not have places for those that follow it: who finds
-        none when the prompt is computed waits, and nobody else for all of them."""
-        taken = len(running) + sum([len(leader.followers) for leader in running])
-        return taken < max_running
+        none when the prompt is computed waits, and nobody else for all of them.
+
+        most_followed: of all places, that those which follow others may come to take.
+        """
+        taken = len(running)
+        num_followers = sum([len(leader.followers) for leader in running])
+        return taken + min(num_followers, max(0, most_followed - taken)) < max_running
 
     def growth_blocks(self, running: Sequence[Request]) -> int:
         """Of the free blocks, those kept for the answers of `running`."""

@@ -5,6 +5,8 @@ Knows requests and blocks; knows neither steps nor whose turn it is. Engine thre
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cache.errors import NoFreeBlocks
 from cache.prefix_cache import PrefixCache
 from replica.scheduling.request import Request, RequestState
@@ -39,19 +41,19 @@ class Running:
                 each.admitted_s = now_s
         self.requests.append(request)
 
-    def fork(self, leader: Request, followers: list[Request], places: int) -> None:
+    def fork(self, leader: Request, followers: list[Request], places: Callable[[], int]) -> None:
         """The leader's prompt is computed: those that follow start on it, each with the last prompt token
         to compute again, for a first token of its own. Who finds no place or no block waits, where its leader
         did.
 
-        places: for all that run.
+        places: that may be taken in all when the next of them starts.
         """
         place = self.requests.index(leader) + 1
         for follower in followers:
             follower.cached_tokens = leader.cached_tokens
             follower.expected_hit = self._cached_prompt(follower)  # if it waits now, or is put back later
             follower.has_followed = True
-            if len(self.requests) < places and self._try_fork(leader, follower):
+            if len(self.requests) < places() and self._try_fork(leader, follower):
                 follower.state = RequestState.RUNNING
                 self.requests.insert(place, follower)
                 place += 1

@@ -312,10 +312,19 @@ class Scheduler:
             request.num_computed += num_tokens
             if token_id is not None:
                 if request.followers:
-                    self._running.fork(request, self._following.release(request), self._budget.places)
+                    self._fork(request)
                 request.token_ids.append(token_id)
                 sampled.append(request)
         return sampled
+
+    def _fork(self, leader: Request) -> None:
+        """Its prompt is computed; its tenant gets no more places than if it had asked for each alone."""
+        running, places = self._running, self._budget.places
+        running.fork(
+            leader,
+            self._following.release(leader),
+            lambda: self._turns.places(leader.tenant, running.requests, places),
+        )
 
     def fail_step(self) -> list[Request]:
         """The step raised: what it registered is un-registered, its requests are taken out and returned.

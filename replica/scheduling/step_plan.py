@@ -224,8 +224,8 @@ class StepPlan:
             if request.state is RequestState.RUNNING:
                 begun.remove(request)
                 budget -= self._go_on(request, budget, room)
-            elif not self._has_place(self._turns.places(request.tenant, running, places)):
-                if self._has_place(places):  # it is its tenant's own sequences that it waits for
+            elif not self._has_place(self._turns.places(request.tenant, running, places), places):
+                if self._has_place(places, places):  # it is its tenant's own sequences that it waits for
                     without.add(request.tenant)
                 else:
                     admits = False
@@ -339,8 +339,9 @@ class StepPlan:
         num_ending = sum([not request.num_tokens_here for request in decodes])
         return EarlyEnd.beside(model, len(decodes), context_tokens(decodes), num_prompts, num_ending)
 
-    def _has_place(self, places: int) -> bool:
-        return self._admission.has_place(self._running.requests, places)
+    def _has_place(self, may_be_taken: int, places: int) -> bool:
+        most_followed = self._turns.most_places(places)
+        return self._admission.has_place(self._running.requests, may_be_taken, most_followed)
 
     # -- blocks -----------------------------------------------------------------------------------
 

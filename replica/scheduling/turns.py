@@ -41,7 +41,11 @@ class Turns:
         num_tenants = self._shares.num_recent()
         if num_tenants < 2 or sum([r.tenant == tenant for r in running]) < places // num_tenants:
             return places
-        return max(1, places - int(KEPT_PLACES * places))
+        return self.most_places(places)
+
+    def most_places(self, places: int) -> int:
+        """How many of all places one tenant's sequences may come to take."""
+        return places if self._shares.num_recent() < 2 else max(1, places - int(KEPT_PLACES * places))
 
     def next(
         self, begun: Sequence[Request], *, admits: bool, without: Collection[str] = ()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.scheduling_order import SchedulingOrder
-from replica.scheduling.request import RequestState
+from replica.scheduling.request import Request, RequestState
 from replica.scheduling.turns import CREDIT_STEPS
-from tests.fakes.engine import BLOCK_SIZE
+from tests.fakes.engine import BLOCK_SIZE, make_request, sim_core
 from tests.fakes.scheduling import BUDGET, Engine, Job, orders
 
 CREDIT = CREDIT_STEPS * BUDGET
@@ -111,3 +113,29 @@ def test_what_a_tenant_has_had_is_remembered_while_nobody_waits() -> None:
     engine.submit(3, Job(0.0, 2 * BUDGET, tenant="much"))
     engine.submit(4, Job(0.0, 2 * BUDGET, tenant="little"))
     assert [request.tenant for request, _ in engine.step()] == ["little"]
+
+
+@given(st.integers(8, 40), st.integers(1, 60), st.booleans())
+def test_many_answers_to_one_prompt_take_no_more_places_than_as_many_requests(
+    max_running: int, n: int, comes_early: bool
+) -> None:
+    """They took all, and whoever came next waited for one of them to end; or, while their prompt was
+    computed, for places that stood empty."""
+    core = sim_core(2048, max_running=max_running, max_batched_tokens=64, max_wait_s=None)
+
+    def ask(name: str, tenant: str, num_prompt: int, **asked: int) -> list[Request]:
+        request = make_request(
+            name, range(num_prompt), max_tokens=asked.get("max_tokens", 2), temperature=1.0
+        )
+        return core.take(replace(request, tenant=tenant, n=asked.get("n", 1)))
+
+    ask("earlier", "modest", 3)
+    for _ in range(3):
+        core.step()
+    ask("many", "greedy", 100, n=n, max_tokens=200)
+    for _ in range(1 if comes_early else 5):
+        core.step()
+    (modest,) = ask("later", "modest", 3)
+    for _ in range(5):
+        core.step()
+    assert modest.num_output_tokens > 0
