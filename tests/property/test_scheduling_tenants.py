@@ -132,8 +132,8 @@ def test_many_answers_to_one_prompt_take_no_more_places_than_as_many_requests(
     ask("earlier", "modest", 3)
     for _ in range(3):
         core.step()
-    ask("many", "greedy", 100, n=n, max_tokens=200)
-    for _ in range(1 if comes_early else 5):
+    ask("many", "greedy", 1000, n=n, max_tokens=200)
+    for _ in range(1 if comes_early else 20):
         core.step()
     (modest,) = ask("later", "modest", 3)
     for _ in range(5):
