@@ -40,8 +40,10 @@ class FailedAttempts:
 
     @property
     def is_suspect(self) -> bool:
-        """So many replicas died under it that it may be the cause."""
-        return self._num_deaths >= self._max_deaths
+        """So many replicas died under it that it may be the cause: one after the other where it stood, or in
+        as many attempts as it may have."""
+        deaths = self._num_deaths if self._num_failed >= self._max_attempts else self._deaths_in_a_row
+        return deaths >= self._max_deaths
 
     def add(self, error: ReplicaLost | RequestRefused, num_output_tokens: int) -> str | None:
         """One more attempt has failed. The label of another one elsewhere; None if it would do no better, or

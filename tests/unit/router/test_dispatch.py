@@ -26,7 +26,7 @@ from cache.errors import (
 from cache.events import FORMAT_VERSION, EventBatch, Load, StepTimeModel, digest_of
 from cache.messages import AnswerSoFar, Delta, FinishReason, GenerateRequest, SamplingParams
 from cache.types import HashHint, ReplicaId, RequestId
-from router.errors import AllBusy, NoReplica, ReplicaLost, TooManyDeaths
+from router.errors import AllBusy, NoReplica, ReplicaLost
 from router.placement.observer import SilentObserver
 from router.placement.routing import RouteQuery
 from tests.fakes.generations import (
@@ -363,7 +363,7 @@ async def test_closing_it_cancels_the_call_and_releases_the_booking(
 @pytest.mark.parametrize(
     ("error", "seen"),
     [
-        (ReplicaLost("gone"), TooManyDeaths),
+        (ReplicaLost("gone"), NoReplica),  # nobody is left, and it was no one's doing
         (QueueFull(1, 1), QueueFull),
         (ForwardFailed("x"), ForwardFailed),
         (ValueError("bug"), ValueError),

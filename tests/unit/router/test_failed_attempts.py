@@ -56,6 +56,16 @@ def test_deaths_count_until_a_token_has_come_between_them() -> None:
     assert (failed.num_deaths, failed.is_suspect) == (5, True)
 
 
+def test_who_has_gone_on_between_deaths_is_no_suspect_before_its_attempts_are_used_up() -> None:
+    """Where nobody else was left it was told so, not to be sent again."""
+    failed = a_count(max_attempts=4)
+    seen = []
+    for tokens in (3, 5, 8, 9):
+        failed.add(LOST, tokens)
+        seen.append(failed.is_suspect)
+    assert seen == [False, False, False, True]
+
+
 def test_a_forward_fails_twice_wherever_it_is_sent() -> None:
     failed = a_count()
     assert failed.add(ForwardFailed("r"), 0) == "forward_failed"
