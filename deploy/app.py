@@ -19,7 +19,8 @@ from cache.errors import ConfigError
 from deploy.agreement import REPLICA_MAX_ONGOING, ROUTER_MAX_ONGOING, check_settings
 from deploy.config import AppConfig, router_config
 from deploy.cpus import REPLICA_CPUS, ROUTER_CPUS
-from deploy.router_settings import ROUTER_VARIABLE, laid_over
+from deploy.router_settings import laid_over
+from deploy.router_variable import ROUTER_VARIABLE
 from deploy.tokenizer import checked_template
 from deploy.traces import open_tracing
 from replica.assembly import replica_fingerprint

@@ -7,7 +7,7 @@ hash) are given once here, so that Router and replicas cannot disagree.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date
 from enum import Enum
 from typing import Any, get_args, get_type_hints
@@ -95,9 +95,14 @@ def converted(where: str, settings: Mapping[str, Any], kind: Any) -> dict[str, A
     }
 
 
+def section_of(kind: Any) -> Any:
+    """The dataclass among a setting's types, whose fields are settings in turn; None if there is none."""
+    return next((each for each in (kind, *get_args(kind)) if is_dataclass(each)), None)
+
+
 def _convert(where: str, value: Any, kind: Any, *, is_secret: bool) -> Any:
     """Strictly: 16 is no string and "16" no number; an integer may stand for a float."""
-    section = next((each for each in (kind, *get_args(kind)) if hasattr(each, "__dataclass_fields__")), None)
+    section = section_of(kind)
     if isinstance(value, Mapping) and section is not None:
         refuse_unknown(where, value, section.__dataclass_fields__)
         value = converted(where, value, section)

@@ -3,7 +3,7 @@
 For any change of an application's `args` Serve replaces all its deployments, and one deployment alone where
 that one's environment has changed (docs/design/001-serving-on-ray.md). So what stands in WARMPATH_ROUTER can
 change while replicas run on, with all that they have cached.
-Knows settings and YAML; starts nothing.
+Knows settings; starts nothing.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-import yaml
-
-from cache.errors import HIDDEN, ConfigError
+from cache.errors import ConfigError
 from cache.fingerprint import HashAlgorithm
-from deploy import strict_yaml
 from deploy.agreement import check_settings
 from deploy.config import ROUTER_KEYS_FROM_DEPLOY, AppConfig, converted, refuse_unknown
+from deploy.router_variable import ROUTER_VARIABLE, settings_in
 from deploy.traces import check_exporter
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
 
-ROUTER_VARIABLE = "WARMPATH_ROUTER"
 _ARGS = "args.router."
 
 
@@ -35,7 +32,7 @@ def laid_over(
     text: a mapping like `args.router`. replica: what has to go with them. Raises ConfigError or UnknownKey,
     which name a setting by its place below `where`.
     """
-    settings = _mapping(text, where)
+    settings = settings_in(text, where)
     refuse_unknown(where, settings, _names(config) - ROUTER_KEYS_FROM_DEPLOY)
     changed: RouterConfig = _changed(config, settings, where, where)
     check_exporter(changed.traces, f"{where}.traces")
@@ -55,22 +52,6 @@ def over_app(app: AppConfig, text: str, where: str) -> AppConfig:
     changed = laid_over(app.router_sketch(), text, app.replica, where)
     names = _names(changed) - ROUTER_KEYS_FROM_DEPLOY
     return replace(app, router={name: getattr(changed, name) for name in names})
-
-
-def _mapping(text: str, where: str) -> Mapping[str, Any]:
-    try:
-        settings = strict_yaml.load(text)
-    except yaml.YAMLError as error:
-        # Its own text shows the line, and a debug_token may be in it.
-        place = getattr(error, "problem_mark", None)
-        line = "" if place is None else f", line {place.line + 1}"
-        problem = getattr(error, "problem", None) or "not YAML"
-        raise ConfigError(where, HIDDEN, f"must be YAML: {problem}{line}") from None
-    if settings is None:
-        return {}
-    if not isinstance(settings, Mapping):
-        raise ConfigError(where, HIDDEN, "must be a mapping of settings, as args.router is")
-    return settings
 
 
 def _changed(base: Any, settings: Mapping[str, Any], where: str, top: str) -> Any:

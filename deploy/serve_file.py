@@ -29,7 +29,8 @@ from deploy import strict_yaml
 from deploy.agreement import check_agreement
 from deploy.config import AppConfig
 from deploy.errors import DeployFileError, UnknownKey
-from deploy.router_settings import ROUTER_VARIABLE, over_app
+from deploy.router_settings import over_app
+from deploy.router_variable import ROUTER_VARIABLE
 from deploy.scaling_options import check_scaling, replica_bounds, whole
 from router.ingress import ONE_LOOP_VARIABLE
 

@@ -14,7 +14,10 @@ from typing import Any
 import yaml
 
 from cache.counted import counted
+from cache.errors import ConfigError
 from cache.scheduling_order import SchedulingOrder
+from deploy import strict_yaml
+from deploy.router_variable import ROUTER_VARIABLE, folded, settings_in
 from loadtest.comparison.errors import BadDeployment
 from loadtest.placement.errors import BadRequest
 from loadtest.placement.policy_choice import DEFAULT, LATE, parse_policy
@@ -149,7 +152,7 @@ def _changed(label: str, content: Mapping[str, Any], changes: Changes) -> Conten
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = strict_yaml.load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise BadDeployment(f"{path} cannot be read: {error}") from None
     if not isinstance(content, dict):
@@ -160,7 +163,33 @@ def _read(path: Path) -> dict[str, Any]:
         raise BadDeployment(f"{path}: needs an application with import_path {IMPORT_PATH}") from None
     if not _has_mappings(application):
         raise BadDeployment(f"{path}: args, its two sections and deployments must hold mappings of settings")
+    try:
+        _fold_router_variable(application)
+    except ConfigError as error:
+        raise BadDeployment(f"{path}: {error}") from None
     return content
+
+
+def _fold_router_variable(application: dict[str, Any]) -> None:
+    """Puts what the Routers' environment lays over `args.router` into it, and takes it out there.
+
+    Otherwise it would be laid over what a comparison sets, too, and all policies would be one. Raises
+    ConfigError.
+    """
+    text = None
+    # A Router's own go before the application's.
+    for owner in (application, _deployment(application, "Router").get("ray_actor_options")):
+        found = _mapping_in(_mapping_in(owner, "runtime_env"), "env_vars")
+        if isinstance(found.get(ROUTER_VARIABLE), str):  # `deploy check` says what is wrong with another
+            text = found.pop(ROUTER_VARIABLE)
+    if text is not None:
+        router = _section(application, "router")
+        application["args"]["router"] = folded(router, settings_in(text))
+
+
+def _mapping_in(owner: Any, key: str) -> dict[str, Any]:
+    value = owner.get(key) if isinstance(owner, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
 def _has_mappings(application: dict[str, Any]) -> bool:

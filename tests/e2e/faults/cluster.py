@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import yaml
 
-from deploy.router_settings import ROUTER_VARIABLE
+from deploy.router_variable import ROUTER_VARIABLE
 from router.ingress import ONE_LOOP_VARIABLE
 from tests.e2e.faults import processes
 from tests.e2e.faults.processes import Process, descendants

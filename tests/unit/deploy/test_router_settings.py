@@ -11,7 +11,8 @@ from cache.fingerprint import Fingerprint, HashAlgorithm
 from deploy import app
 from deploy.config import AppConfig
 from deploy.errors import UnknownKey
-from deploy.router_settings import ROUTER_VARIABLE, laid_over, over_app
+from deploy.router_settings import laid_over, over_app
+from deploy.router_variable import ROUTER_VARIABLE
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
 from router.limits import Limits

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.router_variable import ROUTER_VARIABLE
 from loadtest.commands.serving import policy_names
 from loadtest.comparison.contender import (
     RAY_ROUTER,
@@ -90,6 +91,59 @@ def test_it_is_asked_where_its_file_has_it_answer(
     file = tmp_path / "deploy.yaml"
     file.write_text(yaml.safe_dump(content))
     assert read_contender(file, Changes()).url(9000) == url
+
+
+def routers_own(tmp_path: Path, text: Any) -> Path:
+    """deploy.yaml with this in the environment of its Routers alone."""
+    content = yaml.safe_load(DEPLOY.read_text())
+    application = content["applications"][0]
+    application["args"]["router"].update(limits={"max_tools": 3, "max_prompts": 5}, max_wait_s=4.0)
+    application["runtime_env"] = {"env_vars": {ROUTER_VARIABLE: "policy: random"}}  # hidden by a Router's own
+    variables = {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0", ROUTER_VARIABLE: text}
+    router = next(each for each in application["deployments"] if each["name"] == "Router")
+    router["ray_actor_options"] = {"num_cpus": 0.2, "runtime_env": {"env_vars": variables}}
+    file = tmp_path / "deploy.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def test_settings_of_the_routers_alone_are_the_files_and_not_laid_over_what_is_compared(
+    tmp_path: Path,
+) -> None:
+    """All contenders ran the one policy that it names, under as many names as were asked for."""
+    text = "policy: mooncake_min_ttft\nexpose_routing: false\nlimits: {max_tools: 7}\nbinding: late\n"
+    file = routers_own(tmp_path, text)
+    for contender in [read_contender(file, Changes()), *of_policies(file, ["round_robin"], Changes())]:
+        assert ROUTER_VARIABLE not in str(contender.content)
+        assert "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP" in str(contender.content)
+        router = parts(contender.content)[1]
+        assert (router["expose_routing"], router["max_wait_s"]) == (True, 4.0)
+        assert router["limits"] == {"max_tools": 7, "max_prompts": 5}
+    as_is, rival, ours = (
+        parts(each.content)[1]
+        for each in (
+            read_contender(file, Changes()),
+            *of_policies(file, ["round_robin", "expected_time"], Changes()),
+        )
+    )
+    assert (as_is["policy"], as_is["binding"]) == ("mooncake_min_ttft", "late")
+    assert (rival["policy"], rival["binding"]) == ("round_robin", "at_once")
+    assert (ours["policy"], ours["binding"]) == ("expected_time", "late")  # the file's own
+
+
+def test_settings_of_the_routers_alone_that_are_none_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadDeployment, match=r"deploy\.yaml: WARMPATH_ROUTER .*there twice"):
+        read_contender(routers_own(tmp_path, "policy: random\npolicy: chwbl"), Changes())
+    with pytest.raises(BadDeployment, match=r"must be text: `WARMPATH_ROUTER: \|`"):
+        check(read_contender(routers_own(tmp_path, {"policy": "random"}), Changes()))
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    """As by `python -m deploy check`; the last one held."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{OURS}args: {{router: {{policy: random, policy: chwbl}}}}}}]")
+    with pytest.raises(BadDeployment, match="'policy' is there twice"):
+        read_contender(file, Changes())
 
 
 def test_engines_take_turns_as_the_rivals_own_do_unless_asked_otherwise() -> None:
