@@ -36,7 +36,9 @@ class Contender:
     @property
     def num_replicas(self) -> int:
         """As many as there have to be before anything is sent."""
-        number = _deployment(_application(self.content), "Replica").get("num_replicas")
+        options = _deployment(_application(self.content), "Replica")
+        scaling = _mapping_in(options, "autoscaling_config")
+        number = scaling.get("min_replicas") if scaling else options.get("num_replicas")
         return number if isinstance(number, int) else 1  # not said, or as many as the work wants
 
     def url(self, port: int) -> str:
@@ -93,10 +95,14 @@ def _routers(number: int) -> str:
 
 def _with_routers(content: Mapping[str, Any], number: int) -> dict[str, Any]:
     changed: dict[str, Any] = copy.deepcopy(dict(content))
-    router = _deployment(_application(changed), "Router")
-    router.pop("autoscaling_config", None)
-    router["num_replicas"] = number
+    _set_number(_deployment(_application(changed), "Router"), number)
     return changed
+
+
+def _set_number(deployment: dict[str, Any], number: int) -> None:
+    """Serve takes no number beside autoscaling."""
+    deployment.pop("autoscaling_config", None)
+    deployment["num_replicas"] = number
 
 
 def _with_policy(content: Mapping[str, Any], text: str) -> dict[str, Any]:
@@ -144,7 +150,7 @@ def _changed(label: str, content: Mapping[str, Any], changes: Changes) -> Conten
     if changes.simulated:
         replica["runner"] = "simulated"
     if changes.num_replicas is not None:
-        _deployment(application, "Replica")["num_replicas"] = changes.num_replicas
+        _set_number(_deployment(application, "Replica"), changes.num_replicas)
     for name in ("Router", "Replica"):
         _deployment(application, name)["graceful_shutdown_timeout_s"] = 2  # nobody is answered at the end
     return Contender(label, changed)

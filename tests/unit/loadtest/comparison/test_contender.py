@@ -236,6 +236,34 @@ def test_as_many_replicas_are_waited_for_as_there_are_at_first(
     assert read_contender(file, Changes()).num_replicas == number
 
 
+@pytest.mark.parametrize(
+    ("scaling", "number"),
+    [("{min_replicas: 3, max_replicas: 4}", 3), ("{max_replicas: 4}", 1), ("{initial_replicas: 2}", 1)],
+)
+def test_as_many_are_waited_for_as_autoscaling_keeps_at_least(
+    scaling: str, number: int, tmp_path: Path
+) -> None:
+    """It was one: what was measured first had replicas that were still starting."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{OURS}deployments: [{{name: Replica, autoscaling_config: {scaling}}}]}}]")
+    assert read_contender(file, Changes()).num_replicas == number
+
+
+def test_a_number_of_replicas_takes_the_place_of_autoscaling(tmp_path: Path) -> None:
+    """Serve refuses both in one."""
+    content = yaml.safe_load(DEPLOY.read_text())
+    _, _, options = parts(content)
+    del options["num_replicas"]
+    options["autoscaling_config"] = {"min_replicas": 2, "max_replicas": 4}
+    file = tmp_path / "deploy.yaml"
+    file.write_text(yaml.safe_dump(content))
+    found = read_contender(file, Changes(num_replicas=3))
+    check(found)
+    assert found.num_replicas == 3
+    assert "autoscaling_config" not in parts(found.content)[2]
+    assert parts(read_contender(file, Changes()).content)[2]["autoscaling_config"]["min_replicas"] == 2
+
+
 def test_what_deploy_finds_wrong_is_told_before_anything_starts(tmp_path: Path) -> None:
     content = yaml.safe_load(DEPLOY.read_text())
     content["applications"][0]["args"]["replica"]["block_size"] = 0
