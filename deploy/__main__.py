@@ -201,7 +201,8 @@ def before_ray(arguments: argparse.Namespace) -> Iterator[Callable[[], int]]:
 
     # A unix socket's path has at most 107 characters: hence a short folder, not one in the checkout.
     with made_below(run_parent()) as folder:
-        os.environ.update(serve_environment(ports, folder, fast_proxy=fast))
+        answer_s = _router_answer_s(arguments.file)
+        os.environ.update(serve_environment(ports, folder, fast_proxy=fast, router_answer_s=answer_s))
         yield start
 
 
@@ -211,6 +212,17 @@ def _port_of(file: Path) -> int:
         return int(strict_yaml.load(file.read_text())["http_options"]["port"])
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, OverflowError):
         return 8000
+
+
+def _router_answer_s(file: Path) -> float:
+    """How long a Router that leaves has for its answers, likewise; 0 where the file does not say."""
+    try:
+        applications = strict_yaml.load(file.read_text())["applications"]
+        deployments = [each for application in applications for each in application.get("deployments") or ()]
+        routers = [each for each in deployments if each.get("name") == "Router"]
+        return max(float(each.get("graceful_shutdown_timeout_s") or 0) for each in routers)
+    except (OSError, yaml.YAMLError, LookupError, AttributeError, TypeError, ValueError, OverflowError):
+        return 0.0
 
 
 if __name__ == "__main__":

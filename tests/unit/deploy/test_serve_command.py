@@ -56,6 +56,37 @@ def test_a_file_that_is_nested_too_deep_is_no_traceback(
     assert "not YAML: nested too deep" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "answer_s"),
+    [
+        (Path(DEPLOY).read_text(), 120.0),
+        ("applications: [{deployments: [{name: Router, graceful_shutdown_timeout_s: 300.5}]}]", 300.5),
+        ("applications: [{}, {deployments: [{name: Router, graceful_shutdown_timeout_s: '9'}]}]", 9.0),
+        ("applications: [{deployments: [{name: Router}]}]", 0.0),
+        ("applications: [{deployments: [{name: Replica, graceful_shutdown_timeout_s: 300}]}]", 0.0),
+        ("applications: [{deployments: 3}]", 0.0),
+        ("applications: [3, a]", 0.0),
+        ("- 1", 0.0),
+        ("a: [", 0.0),
+    ],
+)
+def test_the_proxy_hears_how_long_the_files_routers_may_answer(
+    text: str, answer_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Ray is imported; what is wrong with a file is said later."""
+    heard: list[float] = []
+
+    def hear(*_: object, router_answer_s: float, fast_proxy: bool) -> dict[str, str]:
+        heard.append(router_answer_s)
+        return {}
+
+    monkeypatch.setattr(environment, "serve_environment", hear)
+    file = tmp_path / "deploy.yaml"
+    file.write_text(text)
+    with command.before_ray(command._parser().parse_args(["serve", str(file)])):
+        assert heard == [answer_s]
+
+
 def test_a_folder_that_is_not_there_is_named_by_render(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
