@@ -12,7 +12,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -41,6 +42,14 @@ class CompileTotals:
 
 
 NOTHING_COMPILED = CompileTotals(0, 0, Tally(COMPILE_BOUNDS_S).distribution())
+
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """One tenant's structure."""
+
+    compiled: Future[StructureMatcher] = field(init=False)
+    began_s: float | None = None  # when a thread took it, by the compiler's clock; None: it waits in line
 
 
 class Structures(Protocol):
@@ -101,7 +110,9 @@ class StructureCompiler:
         build: Callable[[StructureVocabulary, Structure], StructureMatcher] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """build: instead of the real compilation, for tests. It raises StructureRefused."""
+        """limit_s: for each, and for its wait until then.
+        build: instead of the real compilation, for tests. It raises StructureRefused.
+        """
         self._vocabulary = vocabulary
         self._max_kept = max_kept
         self._limit_s = limit_s
@@ -111,36 +122,44 @@ class StructureCompiler:
         )
         self._clock = clock
         self._lock = threading.Lock()  # guards all below
-        self._compiled: OrderedDict[tuple[str, Structure], Future[StructureMatcher]] = OrderedDict()
+        self._asked: OrderedDict[tuple[str, Structure], _Asked] = OrderedDict()
         self._num_compiled = self._num_refused = 0
         self._compile_s = Tally(COMPILE_BOUNDS_S)
 
     def begin(self, structure: Structure, *, min_tokens: int = 0, tenant: str = "") -> StructureMatcher:
-        compiled = self._compiled_soon(structure, tenant)
-        wait([compiled], self._limit_s)
-        return self._begun(compiled, min_tokens)
+        asked, came_s = self._ask(structure, tenant), self._clock()
+        while not asked.compiled.done() and (left_s := self._left_s(asked, came_s)) > 0:
+            wait([asked.compiled], left_s)
+        return self._begun(asked, min_tokens)
 
     async def begin_soon(
         self, structure: Structure, *, min_tokens: int = 0, tenant: str = ""
     ) -> StructureMatcher:
-        compiled = self._compiled_soon(structure, tenant)
-        if not compiled.done():
+        asked, came_s = self._ask(structure, tenant), self._clock()
+        if not asked.compiled.done():
             # Not cancelled with its caller: others may be waiting for the same one.
-            waited = asyncio.wrap_future(compiled)
+            waited = asyncio.wrap_future(asked.compiled)
             waited.add_done_callback(_look_at)
-            await asyncio.wait([waited], timeout=self._limit_s)
-        return self._begun(compiled, min_tokens)
+            while not waited.done() and (left_s := self._left_s(asked, came_s)) > 0:
+                await asyncio.wait([waited], timeout=left_s)
+        return self._begun(asked, min_tokens)
 
-    def _begun(self, compiled: Future[StructureMatcher], min_tokens: int) -> StructureMatcher:
+    def _left_s(self, asked: _Asked, came_s: float) -> float:
+        """Of its own time, once it has begun; before that of what it may wait in line."""
+        since_s = came_s if asked.began_s is None else asked.began_s
+        return since_s + self._limit_s - self._clock()
+
+    def _begun(self, asked: _Asked, min_tokens: int) -> StructureMatcher:
         """Raises an error of the caller's own: a remembered one that is raised again and again would keep
         what every caller had in hand, requests and all."""
-        if compiled.running():
-            raise self._took_too_long()
-        if not compiled.done() or compiled.cancelled():  # it had no turn in time, or gave way to another's
-            raise QueueFull(MAX_PENDING, MAX_PENDING)
-        if (error := compiled.exception()) is not None:
-            raise copy.copy(error)
-        return compiled.result().begun(min_tokens)
+        compiled = asked.compiled
+        if compiled.done() and not compiled.cancelled():
+            if (error := compiled.exception()) is not None:
+                raise copy.copy(error)
+            return compiled.result().begun(min_tokens)
+        if compiled.cancelled() or asked.began_s is None:  # it gave way to another's, or had no turn in time
+            raise QueueFull(self._threads.num_pending, MAX_PENDING)
+        raise self._took_too_long()
 
     def totals(self) -> CompileTotals:
         with self._lock:
@@ -149,21 +168,24 @@ class StructureCompiler:
     def close(self) -> None:
         self._threads.close()
 
-    def _compiled_soon(self, structure: Structure, tenant: str) -> Future[StructureMatcher]:
-        """The future of its compilation, refusals kept like results. Raises QueueFull."""
+    def _ask(self, structure: Structure, tenant: str) -> _Asked:
+        """It is compiled, is being compiled or waits for that; refusals are kept like results. Raises QueueFull."""
         key = tenant, structure
         with self._lock:
-            known = self._compiled.get(key)
-            if known is None or known.cancelled():
-                known = self._compiled[key] = self._threads.submit(tenant, lambda: self._compile(structure))
-            self._compiled.move_to_end(key)
-            while len(self._compiled) > self._max_kept:
-                self._compiled.popitem(last=False)
+            known = self._asked.get(key)
+            if known is None or known.compiled.cancelled():
+                known = _Asked()
+                known.compiled = self._threads.submit(tenant, partial(self._compile, structure, known))
+                self._asked[key] = known
+            self._asked.move_to_end(key)
+            while len(self._asked) > self._max_kept:
+                self._asked.popitem(last=False)
         return known
 
-    def _compile(self, structure: Structure) -> StructureMatcher:
+    def _compile(self, structure: Structure, asked: _Asked) -> StructureMatcher:
         """On a thread of its own: counted, whatever comes of it."""
-        began_s, is_refused = self._clock(), True
+        began_s = asked.began_s = self._clock()
+        is_refused = True
         try:
             matcher = self._build(self._vocabulary, structure)
             is_refused = False

@@ -15,6 +15,7 @@ from replica.structures import compiler as module
 from replica.structures.compiler import NoStructures, StructureCompiler, compile_structure
 from replica.structures.matcher import StructureMatcher
 from replica.structures.vocabulary import StructureVocabulary
+from tests.fakes.router import FakeClock
 from tests.fakes.structures import allowed, deep_structures, regex, schema, tiny_vocabulary
 
 BROKEN = schema({"type": "array", "uniqueItems": True})
@@ -101,7 +102,7 @@ async def test_who_takes_too_long_is_refused_and_not_compiled_again(build: Count
     with pytest.raises(StructureRefused, match=r"limit of 0\.05 s"):
         await asyncio.to_thread(compiler.begin, regex("a"))
     build.gate.set()
-    while not compiler._compiled["", regex("a")].done():  # noqa: ASYNC110  # a thread's future has no event here
+    while not compiler._asked["", regex("a")].compiled.done():  # noqa: ASYNC110  # a thread's future has no event here
         await asyncio.sleep(0.001)
     assert await compiler.begin_soon(regex("a"))
     assert build.calls == [regex("a")]
@@ -172,7 +173,50 @@ async def test_who_had_no_turn_in_time_is_not_called_too_complex(build: Counting
     waiting = [asyncio.create_task(compiler.begin_soon(regex(source))) for source in "abc"]
     ended = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(error) for error in ended] == [StructureRefused, StructureRefused, QueueFull]
+    assert str(ended[2]) == "3 requests are waiting, the limit is 64"
     build.gate.set()
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+async def test_the_limit_counts_from_when_its_own_compiling_began(
+    monkeypatch: pytest.MonkeyPatch, is_awaited: bool
+) -> None:
+    """It counted from the question: what had waited in line was called too complex."""
+    monkeypatch.setattr(module, "NUM_THREADS", 1)
+    limit_s = 0.01  # what the clock says of it counts; for so long the loop really sleeps
+    clock = FakeClock(0.0)
+    gates, begun = ({name: threading.Event() for name in "ab"} for _ in range(2))
+
+    def build(vocabulary: StructureVocabulary, structure: Structure) -> StructureMatcher:
+        begun[structure.source].set()
+        assert gates[structure.source].wait(20)
+        return compile_structure(vocabulary, structure)
+
+    def ask(name: str) -> asyncio.Task[StructureMatcher]:
+        if is_awaited:
+            return asyncio.create_task(compiler.begin_soon(regex(name)))
+        return asyncio.create_task(asyncio.to_thread(compiler.begin, regex(name)))
+
+    compiler = StructureCompiler(tiny_vocabulary(), limit_s=limit_s, build=build, clock=clock)
+    first = ask("a")
+    assert await asyncio.to_thread(begun["a"].wait, 20)
+    behind = ask("b")
+    while len(compiler._asked) < 2:  # noqa: ASYNC110  # a thread's question has no event here
+        await asyncio.sleep(0.001)
+    clock.now = 0.9 * limit_s
+    gates["a"].set()
+    assert await first
+    assert await asyncio.to_thread(begun["b"].wait, 20)
+    clock.now = 1.8 * limit_s
+    await asyncio.sleep(3 * limit_s)
+    assert not behind.done()
+    refused = ask("b")
+    clock.now = 1.95 * limit_s
+    for asked in (behind, refused):
+        with pytest.raises(StructureRefused, match=r"limit of 0\.01 s"):
+            await asyncio.wait_for(asked, 20)
+    gates["b"].set()
+    compiler.close()
 
 
 @pytest.mark.parametrize(
