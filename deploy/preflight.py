@@ -23,6 +23,7 @@ from deploy.errors import MachineLacks
 from deploy.scaling_options import replica_bounds
 from deploy.serve_file import ServeFile
 from deploy.tokenizer import checked_template
+from replica.config import ReplicaConfig
 from replica.memory import free_host_bytes
 from replica.models.config_rules import check_config
 from replica.models.generation_config import sampling_defaults
@@ -36,6 +37,7 @@ NVML = "libnvidia-ml.so.1"  # the driver's management library
 SCHEME = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
 INCLUDE = Path(sysconfig.get_path("include", SCHEME))
 FOR_CARDS = ("triton", "flash_attn")  # attention backends that compute on nothing else
+ON_CPUS = "device: cpu under args.replica"
 
 
 def check_models(file: ServeFile) -> str:
@@ -91,6 +93,7 @@ class _Asked:
     each: float  # replica
     num_replicas: int
     by_routers: float  # all of them
+    instead: str = ""  # what else may be set where there are too few, with "; " before it
 
     @property
     def by_each(self) -> str:
@@ -132,6 +135,7 @@ class _GpusAsked(_Asked):
 def _too_many(file: ServeFile, asked: _Asked, there_are: float) -> ConfigError:
     each = f"each takes {asked.by_each}"
     accepted = f"must be at most {asked.fitting(there_are)}: {each}, and {asked.there(there_are)}"
+    accepted += asked.instead
     where = f"applications.{file.app_name}.deployments.Replica.{_key(file, asked)}"
     return ConfigError(where, asked.num_replicas, accepted)
 
@@ -153,10 +157,11 @@ def _gpus_asked(file: ServeFile, num_gpus: float) -> _GpusAsked:
     Raises ConfigError for replicas that would compute on GPUs and ask for none.
     """
     config, options = file.app.replica, file.options("Replica")
-    actor = options.get("ray_actor_options")
+    actor, instead = options.get("ray_actor_options"), ""
     if actor is None:  # `deploy/app.py` asks for one a rank where there are any
         is_for_cpus = config.device == "cpu" or (config.device == "auto" and not num_gpus)
         each = 0.0 if is_for_cpus else float(config.tensor_parallel)
+        instead = _instead_of_cards(config)
     else:
         each = float(actor.get("num_gpus") or 0)
         if not each and num_gpus and config.device == "auto" and config.runner != "simulated":
@@ -166,7 +171,16 @@ def _gpus_asked(file: ServeFile, num_gpus: float) -> _GpusAsked:
             raise ConfigError(where, actor.get("num_gpus"), accepted)
     by_router = float((file.options("Router").get("ray_actor_options") or {}).get("num_gpus") or 0)
     num_routers = replica_bounds(file.options("Router"))[1]
-    return _GpusAsked("GPUs", "max_replicas", each, replica_bounds(options)[1], by_router * num_routers)
+    num_replicas = replica_bounds(options)[1]
+    return _GpusAsked("GPUs", "max_replicas", each, num_replicas, by_router * num_routers, instead)
+
+
+def _instead_of_cards(config: ReplicaConfig) -> str:
+    """For who has not said cuda, and may not know that auto is: the file as it ships has two replicas."""
+    if config.device != "auto" or config.attention_backend in FOR_CARDS:
+        return ""
+    shared = ", and deploy/gpu.yaml two on one card (make serve DEPLOY=deploy/gpu.yaml)"
+    return f"; {ON_CPUS} runs them on CPUs{shared if config.tensor_parallel == 1 else ''}"
 
 
 def _cpus_asked(file: ServeFile) -> _Asked:
@@ -206,7 +220,7 @@ def _missing(lacking: str, file: ServeFile, asked: _Asked, there_are: float) -> 
     verb = "takes" if asked.num_replicas == 1 else "take"
     takes = f"{counted(asked.num_replicas, 'replica')} {verb} {each}, {asked.in_all:g} in all"
     way_out = f"; {_key(file, asked)} may be {fitting}" if fitting else ""
-    return [f"{lacking}: {takes}, and {asked.there(there_are)}{way_out}"]
+    return [f"{lacking}: {takes}, and {asked.there(there_are)}{way_out}{asked.instead}"]
 
 
 def _missing_packages(attention_backend: str) -> list[str]:

@@ -19,6 +19,7 @@ from router.ingress import ONE_LOOP_VARIABLE
 from tests.fakes.keys import entry, key_file
 
 ROOT = Path(__file__).resolve().parents[3]
+ON_CPUS = "; device: cpu under args.replica runs them on CPUs"
 
 
 def a_file(folder: Path, **tenants: str) -> ServeFile:
@@ -115,6 +116,44 @@ def test_it_says_why_parts_whose_sum_there_is_do_not_fit() -> None:
         check_gpus(file, 2)
     with pytest.raises(MachineLacks, match=r"1\.8 in all, and there are 2, each with room for 1"):
         check_here(file, cards=2)
+
+
+@pytest.mark.parametrize(
+    ("device", "actor", "settings", "instead"),
+    [
+        (
+            "auto",
+            None,
+            {},
+            f"{ON_CPUS}, and deploy/gpu.yaml two on one card (make serve DEPLOY=deploy/gpu.yaml)",
+        ),
+        ("auto", None, {"tensor_parallel": 2}, ON_CPUS),  # a card for each rank
+        ("auto", None, {"attention_backend": "triton"}, ""),  # computes on no CPU
+        ("auto", {"num_gpus": 1}, {}, ""),  # Ray would still be asked for it
+        ("cuda", None, {}, ""),  # cards are what was wanted
+    ],
+)
+def test_who_has_not_asked_for_cards_is_told_how_to_do_with_fewer(
+    device: str,
+    actor: dict[str, float] | None,
+    settings: dict[str, Any],
+    instead: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The file as it ships has two replicas, and one card was the end of `make serve`."""
+    monkeypatch.setattr(preflight, "machine_cpus", lambda: 4.0)
+    content = yaml.safe_load((ROOT / "deploy.yaml").read_text())
+    application = content["applications"][0]
+    application["args"]["replica"] |= {"device": device, **settings}
+    if actor is not None:
+        application["deployments"][1]["ray_actor_options"] = actor
+    file = ServeFile.checked(Path("deploy.yaml"), content)
+    with pytest.raises(ConfigError) as refused:
+        check_gpus(file, 1)
+    assert refused.value.accepted.endswith(f"and there are 1{instead}")
+    with pytest.raises(MachineLacks) as lacks:
+        check_here(file, cards=1)
+    assert lacks.value.missing[0].endswith(instead or ("there are 1", "num_replicas may be 1"))
 
 
 @pytest.mark.parametrize("num_gpus", [1, 8])
