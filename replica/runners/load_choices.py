@@ -42,7 +42,11 @@ def choose_device(name: str) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ConfigError("device", name, "torch sees no CUDA device; use cpu or auto")
+        # Whoever serves may have said auto, which is CUDA where Ray has GPUs: it is no way out.
+        why = ""
+        if torch.version.cuda is None:
+            why = f": torch {torch.__version__} is built for CPUs alone"
+        raise ConfigError("device", name, f"torch sees no CUDA device{why}; device: cpu does without")
     return torch.device("cuda", torch.cuda.current_device())
 
 

@@ -50,6 +50,22 @@ def test_a_full_step_is_measured_whoever_it_is_of(
     assert measured == [step]
 
 
+@pytest.mark.parametrize(
+    ("version", "cuda", "why"),
+    [("2.13.0+cpu", None, r": torch 2\.13\.0\+cpu is built for CPUs alone"), ("2.13.0", "13.0", "")],
+)
+def test_where_torch_sees_no_card_it_is_said_why(
+    version: str, cuda: str | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It advised auto, also where auto had become cuda: where Ray has GPUs and torch is built for CPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(ConfigError, match=rf"torch sees no CUDA device{why}; device: cpu does without$"):
+        load_choices.choose_device("cuda")
+    assert load_choices.choose_device("auto") == load_choices.choose_device("cpu") == torch.device("cpu")
+
+
 def test_a_model_that_names_no_length_is_asked_for_one() -> None:
     resolved = ResolvedModel("here", Path("/here"), "m", "0", hub_id=None, max_model_len=None)
     text = SimpleNamespace()  # some families do not have the attribute
