@@ -237,11 +237,17 @@ def _missing_packages(attention_backend: str) -> list[str]:
 
 
 def num_cards() -> int:
-    """NVIDIA cards that the driver of this machine tells of."""
+    """NVIDIA cards that the driver of this machine tells of, less those that CUDA_VISIBLE_DEVICES hides: from
+    Ray, too, for which `auto` is CPUs where it hides all."""
     try:
-        return sum(1 for _ in NVIDIA_CARDS.iterdir())
+        cards = sum(1 for _ in NVIDIA_CARDS.iterdir())
     except OSError:  # where the driver is the host's, as in WSL and some sandboxes, its library has to do
-        return _cards_by_library()
+        cards = _cards_by_library()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return cards
+    # As Ray reads it, which does not look which cards are named.
+    return min(cards, 0 if visible in ("", "NoDevFiles") else len(visible.split(",")))
 
 
 def _cards_by_library() -> int:

@@ -22,6 +22,11 @@ ROOT = Path(__file__).resolve().parents[3]
 ON_CPUS = "; device: cpu under args.replica runs them on CPUs"
 
 
+@pytest.fixture(autouse=True)
+def no_card_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
 def a_file(folder: Path, **tenants: str) -> ServeFile:
     content = yaml.safe_load((ROOT / "deploy.yaml").read_text())
     content["applications"][0]["args"]["router"]["tenants"] = tenants
@@ -262,12 +267,30 @@ def test_without_a_number_this_machine_is_meant(
     for number in range(cards):
         (tmp_path / "driver" / f"0000:{number}").mkdir()
     monkeypatch.setattr(preflight, "NVIDIA_CARDS", tmp_path / "driver")
-    monkeypatch.setattr(preflight.metadata, "version", lambda _name: "2.13.0")  # torch for CUDA
+    torch_for_cuda, version = "2.13.0", preflight.metadata.version
+    monkeypatch.setattr(
+        preflight.metadata, "version", lambda name: torch_for_cuda if name == "torch" else version(name)
+    )
     monkeypatch.setattr(preflight, "machine_cpus", lambda: 4.0)
     file = tmp_path / "deploy.yaml"
     replica = "      - name: Replica\n        ray_actor_options: {num_cpus: 1, num_gpus: 1}\n"
     file.write_text((ROOT / "deploy.yaml").read_text().replace("      - name: Replica\n", replica))
     assert main(["check", str(file)]) == status
+
+
+@pytest.mark.parametrize(
+    ("visible", "counted"), [(None, 2), ("", 0), ("NoDevFiles", 0), ("1", 1), ("0,1", 2), ("0,1,2", 2)]
+)
+def test_cards_that_are_hidden_from_ray_do_not_count(
+    visible: str | None, counted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`check` refused what `make serve` would have served on CPUs."""
+    for number in range(2):
+        (tmp_path / f"0000:{number}").mkdir()
+    monkeypatch.setattr(preflight, "NVIDIA_CARDS", tmp_path)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert preflight.num_cards() == counted
 
 
 class Nvml:
