@@ -54,9 +54,11 @@ class PortForbidden(DeployError):
 
 
 class MachineLacks(DeployError):
-    def __init__(self, missing: Sequence[str]) -> None:
+    def __init__(self, missing: Sequence[str], *, counted_elsewhere: bool = True) -> None:
+        """counted_elsewhere: the command that says it can check for a cluster instead."""
+        hint = "; --gpus N and --cpus N check for a cluster" if counted_elsewhere else ""
         lines = "".join(f"\n- {each}" for each in missing)
-        super().__init__(f"not on this machine; --gpus N and --cpus N check for a cluster{lines}")
+        super().__init__(f"not on this machine{hint}{lines}")
         self.missing = tuple(missing)
 
 

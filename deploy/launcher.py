@@ -33,7 +33,7 @@ from cache.errors import ConfigError
 from deploy import stop_signals
 from deploy.errors import DeployFailed
 from deploy.ports import Ports
-from deploy.preflight import check_cpus, check_gpus, check_keys, check_memory, check_models
+from deploy.preflight import check_cpus, check_gpus, check_keys, check_memory, check_models, check_packages
 from deploy.proxy_processes import end_proxies
 from deploy.serve_file import ServeFile
 from replica.errors import EventSocketError
@@ -58,6 +58,7 @@ def launch(
     began = time.monotonic()
     file = ServeFile.read(path)
     ports.check_free(file.host)
+    check_packages(file)
     check_memory(file)
     check_models(file)
     check_keys(file)

@@ -200,17 +200,31 @@ def check_here(file: ServeFile, cards: int | None = None, cpus: float | None = N
     lacking = "an NVIDIA card" if not cards else "NVIDIA cards"
     missing = _missing(lacking, file, _gpus_asked(file, cards), cards)
     missing += _missing("CPUs", file, _cpus_asked(file), cpus)
-    config = file.app.replica
-    if config.runner != "simulated":
-        if config.device == "cuda" or (config.device == "auto" and cards):
-            missing += _missing_packages(config.attention_backend)
-        elif config.attention_backend in FOR_CARDS:
-            if config.device == "cpu":
-                accepted = "must be auto or gather_sdpa where device is cpu"
-                raise ConfigError("args.replica.attention_backend", config.attention_backend, accepted)
-            missing.append(f"an NVIDIA card, for attention_backend: {config.attention_backend}")
+    missing += _missing_to_compute(file.app.replica, cards)
     if missing:
         raise MachineLacks(missing)
+
+
+def check_packages(file: ServeFile) -> None:
+    """As `check_here`, of what the replicas compute with alone: how many there may be, Ray's own numbers say
+    once it runs."""
+    missing = _missing_to_compute(file.app.replica, num_cards())
+    if missing:
+        raise MachineLacks(missing, counted_elsewhere=False)
+
+
+def _missing_to_compute(config: ReplicaConfig, cards: int) -> list[str]:
+    """Raises ConfigError where CPUs are to compute by what is for cards."""
+    if config.runner == "simulated":
+        return []
+    if config.device == "cuda" or (config.device == "auto" and cards):
+        return _missing_packages(config.attention_backend)
+    if config.attention_backend not in FOR_CARDS:
+        return []
+    if config.device == "cpu":
+        accepted = "must be auto or gather_sdpa where device is cpu"
+        raise ConfigError("args.replica.attention_backend", config.attention_backend, accepted)
+    return [f"an NVIDIA card, for attention_backend: {config.attention_backend}"]
 
 
 def _missing(lacking: str, file: ServeFile, asked: _Asked, there_are: float) -> list[str]:
@@ -226,7 +240,8 @@ def _missing(lacking: str, file: ServeFile, asked: _Asked, there_are: float) -> 
 def _missing_packages(attention_backend: str) -> list[str]:
     missing = []
     if (version := _torch_for_cpus()) is not None:
-        missing.append(f"a torch that computes on cards: {version} is built for CPUs alone")
+        without = "" if attention_backend in FOR_CARDS else f"; {ON_CPUS} does without"
+        missing.append(f"a torch that computes on cards: {version} is built for CPUs alone{without}")
     if attention_backend == "triton":
         if not _is_installed("triton"):
             missing.append("the package triton, for attention_backend: triton (it comes with torch for CUDA)")

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from cache.errors import ConfigError
-from deploy import app, preflight
+from deploy import app, launcher, preflight
 from deploy.__main__ import main
 from deploy.errors import MachineLacks
+from deploy.ports import Ports
 from deploy.preflight import check_gpus, check_here
 from deploy.serve_file import ServeFile
 from replica.config import ReplicaConfig
@@ -33,8 +34,10 @@ def machine(
     for number in range(cards):
         (driver / f"0000:{number}").mkdir(parents=True)
     patch.setattr(preflight, "NVIDIA_CARDS", driver)
-    patch.setattr(preflight.metadata, "version", lambda _name: torch)
-    patch.setattr(preflight.importlib.util, "find_spec", lambda name: name if name in packages else None)
+    installed = preflight.metadata.version
+    patch.setattr(preflight.metadata, "version", lambda name: torch if name == "torch" else installed(name))
+    patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    patch.setattr(preflight, "_is_installed", lambda name: name in packages)
     patch.delenv("CC", raising=False)
     patch.setattr(preflight.shutil, "which", lambda name: f"/usr/bin/{name}")
     include = folder / "include"
@@ -119,6 +122,7 @@ def test_attention_for_cards_needs_one(backend: str, tmp_path: Path, monkeypatch
     assert caught.value.missing == (f"an NVIDIA card, for attention_backend: {backend}",)
     with pytest.raises(MachineLacks) as caught:
         check_here(with_backend("auto", backend), cards=2)
+    assert "device: cpu" not in str(caught.value)  # which would be refused for the backend
     assert [each.split(",")[0].split(":")[0] for each in caught.value.missing] == [
         "a torch that computes on cards",
         f"the package {backend.replace('_', '-')}",
@@ -129,6 +133,43 @@ def test_attention_for_cards_needs_one(backend: str, tmp_path: Path, monkeypatch
         ):
             check_here(with_backend("cpu", backend), cards=cards)
     check_here(with_backend("cpu", "gather_sdpa"), cards=0)
+
+
+@pytest.mark.parametrize(("cards", "visible"), [(1, None), (0, None), (1, "")])
+def test_what_computes_on_cards_is_looked_for_before_a_cluster_starts(
+    cards: int, visible: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each replica found it out when it started, and Serve started it again and again. A card that is hidden
+    from Ray makes no replica compute on it."""
+
+    class ClusterStarts(Exception):
+        """So far it comes where nothing is missing."""
+
+    def init(**_options: object) -> None:
+        raise ClusterStarts
+
+    machine(monkeypatch, tmp_path, cards=cards, torch="2.13.0+cpu", packages=())
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(Ports, "check_free", lambda _ports, _host: None)
+    monkeypatch.setattr(launcher.ray, "init", init)
+    monkeypatch.setattr(launcher.stop_signals, "catch", lambda _handler: None)
+
+    def launch() -> None:
+        launcher.launch(
+            FILE.parents[1] / "deploy.yaml", Ports(9100), tmp_path, fast_proxy=False, verbose=False
+        )
+
+    if not cards or visible == "":
+        with pytest.raises(ClusterStarts):
+            launch()
+        return
+    with pytest.raises(MachineLacks) as caught:
+        launch()
+    assert str(caught.value) == (
+        "not on this machine\n- a torch that computes on cards: torch 2.13.0+cpu is built for CPUs alone; "
+        "device: cpu under args.replica does without"
+    )
 
 
 def test_replicas_compute_in_half_precision_over_the_kernels() -> None:
