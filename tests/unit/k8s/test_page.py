@@ -52,6 +52,19 @@ def test_every_secret_that_manifests_name_is_made(name: str, keys: frozenset[str
     assert {file or key for file, key in made} == keys
 
 
+def test_images_that_no_overlay_sets_are_to_be_set_by_hand() -> None:
+    """What is applied by itself had an image that only a laptop's cluster finds."""
+    applied = {path for line in MARKED for path in re.findall(r"apply -f (k8s/\S+)", line)}
+    alone = {path: text for path in applied if "image: warmpath:" in (text := (ROOT / path).read_text())}
+    assert alone
+    images, _ = PAGE.split("## Install")[1].split("```", 1)
+    (stays,) = [line for line in PAGE.splitlines() if line.startswith("| the head stays in `Init`")]
+    for path, text in alone.items():
+        assert f"`image:` in `{path}`" in images
+        assert "the image as your registry has it" in text.split("apiVersion")[0].replace("\n# ", " ")
+    assert "`ImagePullBackOff`" in stays
+
+
 def test_images_are_built_under_the_names_that_overlays_use() -> None:
     built = {line.split(" -t ")[1].split()[0] for line in MARKED if line.startswith("docker build")}
     used = {
