@@ -21,6 +21,7 @@ NAME_KEY = "name"  # applications and deployments are told apart by it
 
 EVERY_INTERFACE = "0.0.0.0"
 NODE_ADDRESS = "node"
+EVERY_NODE = "EveryNode"  # Serve's default, too
 
 CLUSTER_SETTINGS: Mapping[str, Any] = {
     "http_options": {"host": EVERY_INTERFACE},  # a Service reaches a pod at its address, not at 127.0.0.1
@@ -151,6 +152,10 @@ def _check_reachable(file: ServeFile) -> None:
     if event_host != NODE_ADDRESS:
         accepted = f"must be {NODE_ADDRESS}: Routers in other pods connect to it"
         raise ConfigError("args.replica.event_host", event_host, accepted)
+    proxies = file.content.get("proxy_location", EVERY_NODE)
+    if proxies != EVERY_NODE:
+        accepted = f"must be {EVERY_NODE}: the Service leaves the head out, and has workers' proxies alone"
+        raise ConfigError("proxy_location", proxies, accepted)
 
 
 def _check_gpus(file: ServeFile) -> None:

@@ -110,6 +110,12 @@ def test_is_the_same_text_every_time_and_a_patch_holds_it_unchanged(tmp_path: Pa
         ),
         ({"http_options": {"host": "127.0.0.1"}}, ConfigError, r"http_options\.host = '127\.0\.0\.1'"),
         (application(args={"replica": {"event_host": "10.0.0.1"}}), ConfigError, "event_host"),
+        (  # the Service would be empty: it leaves the head out
+            {"proxy_location": "HeadOnly"},
+            ConfigError,
+            "proxy_location = 'HeadOnly': must be EveryNode: the Service leaves the head out",
+        ),
+        ({"proxy_location": "Disabled"}, ConfigError, "proxy_location = 'Disabled': must be EveryNode"),
         (
             application(
                 args={"replica": {"device": "cuda"}},
@@ -141,6 +147,10 @@ def test_what_cannot_serve_is_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         rendered(DEPLOY, [settings(tmp_path, content)])
+
+
+def test_where_proxies_are_may_be_left_to_serve(tmp_path: Path) -> None:
+    assert "proxy_location" not in rendered(DEPLOY, [settings(tmp_path, {"proxy_location": None})]).content
 
 
 def test_an_engine_of_several_ranks_takes_as_many_gpus(tmp_path: Path) -> None:
