@@ -169,7 +169,7 @@ class StructureCompiler:
         self._threads.close()
 
     def _ask(self, structure: Structure, tenant: str) -> _Asked:
-        """It is compiled, is being compiled or waits for that; refusals are kept like results. Raises QueueFull."""
+        """Compiled, being compiled or waiting for that; refusals are kept like results. Raises QueueFull."""
         key = tenant, structure
         with self._lock:
             known = self._asked.get(key)
