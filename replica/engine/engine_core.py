@@ -344,11 +344,9 @@ class EngineCore:
         The earlier attempt may have died after its last token and before saying so: then it ends here.
         Raises StructureRefused for tokens that leave the structure.
         """
-        for token_id in request.token_ids[request.num_prompt_tokens :]:
-            if (reason := _take_token(request, token_id)) is not None:
-                request.cached_tokens = 0
-                self._end_at_submission(request, reason)
-                return
+        if (reason := _take_tokens(request, request.token_ids[request.num_prompt_tokens :])) is not None:
+            request.cached_tokens = 0
+            self._end_at_submission(request, reason)
 
     def _end_at_submission(self, request: Request, reason: FinishReason) -> None:
         """There is nothing to compute: the next step tells of its end."""
@@ -455,6 +453,33 @@ def _take_token(request: Request, token_id: int) -> FinishReason | None:
         return reason
     if reason is not FinishReason.STOP:  # by an end or a stop, which need not be part of the structure
         structure.advance(token_id)
+    return _reason_to_end(request, structure, reason)
+
+
+def _take_tokens(request: Request, token_ids: Sequence[int]) -> FinishReason | None:
+    """`_take_token` for each until one is the last one, the text of many decoded at once."""
+    structure = request.structure
+    if structure is None:
+        return request.detokenizer.push_all(token_ids)
+    reason = request.detokenizer.push_all(token_ids[: _num_followed(structure, token_ids)])
+    if reason is FinishReason.STOP:  # as above: the structure has gone on with what need not be part of it
+        return reason
+    return _reason_to_end(request, structure, reason)
+
+
+def _num_followed(structure: StructureMatcher, token_ids: Sequence[int]) -> int:
+    """How many tokens it goes on with, the one included with which it is over or fails."""
+    for count, token_id in enumerate(token_ids, start=1):
+        structure.advance(token_id)
+        if structure.is_over or structure.failure is not None:
+            return count
+    return len(token_ids)
+
+
+def _reason_to_end(
+    request: Request, structure: StructureMatcher, reason: FinishReason | None
+) -> FinishReason | None:
+    """What `reason` becomes by where its structure is. Raises StructureRefused."""
     if (failure := structure.failure) is not None:
         raise StructureRefused(failure)
     return request.detokenizer.end() if structure.is_over else reason

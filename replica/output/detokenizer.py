@@ -6,6 +6,7 @@ Knows token ids and text; knows neither scheduling nor sampling nor where the te
 
 from __future__ import annotations
 
+import copy
 from array import array
 from collections.abc import Sequence
 from typing import Protocol
@@ -23,6 +24,10 @@ LONG_WINDOW_TOKENS = 8
 
 # The prompt's last tokens among which one is looked for that can be seen: nearly always the very last.
 MAX_CONTEXT_TOKENS = 8
+
+# How many tokens of an earlier attempt are decoded together: hardly dearer than one, and few enough to be
+# pushed one by one where an end may lie among them.
+CHUNK_TOKENS = 64
 
 
 class TokenDecoder(Protocol):
@@ -47,8 +52,8 @@ class Detokenizer:
 
         output text:  [0, sent) the client has it   [.., held) may be shown   [held, end) may become a stop
 
-    A continued stream is pushed from its first output token on, exactly as if it had never been
-    interrupted; `sent_chars` then says how much of the text is not to be given out again.
+    A continued stream is pushed from its first output token on (`push_all`), exactly as if it had never
+    been interrupted; `sent_chars` then says how much of the text is not to be given out again.
     """
 
     def __init__(
@@ -98,6 +103,37 @@ class Detokenizer:
         if self._finish_reason is None and self._num_tokens >= self._max_tokens:
             self._finish(FinishReason.LENGTH, may_stop)
         return self._finish_reason
+
+    def push_all(self, token_ids: Sequence[int]) -> FinishReason | None:
+        """`push` one after the other until one is the last one; the reason then. Nothing may follow that.
+
+        Where there are stop strings each token costs a decode and a search; here those among which nothing
+        can end cost one together.
+        """
+        for begin in range(0, len(token_ids), CHUNK_TOKENS):
+            chunk = token_ids[begin : begin + CHUNK_TOKENS]
+            if self._stops and self._push_inner(chunk):
+                continue
+            for token_id in chunk:
+                if self.push(token_id) is not None:
+                    return self._finish_reason
+        return self._finish_reason
+
+    def _push_inner(self, token_ids: Sequence[int]) -> bool:
+        """`push` them all at once, if none of them is the last one; else, or if in doubt, none of them."""
+        num_tokens = self._num_tokens + len(token_ids)
+        is_early, is_late = num_tokens < self._min_tokens, self._num_tokens + 1 >= self._min_tokens
+        if num_tokens >= self._max_tokens or not (is_early or is_late):
+            return False
+        if is_late and not self._stop_token_ids.isdisjoint(token_ids):
+            return False
+        window = self._window.copy()
+        text = window.extend(token_ids)
+        if is_late and any(stop in self._held + text for stop in self._stops):
+            return False
+        self._window, self._num_tokens = window, num_tokens
+        self._feed(text, may_stop=is_late)
+        return True
 
     def end(self) -> FinishReason:
         """The text is complete, for a reason that is not to be seen in it. The reason then."""
@@ -166,6 +202,11 @@ class _Window:
         self._read = len(self._tokens)
         self._context_chars = len(decoder.decode(self._tokens)) if self._tokens else 0  # of [:read)
         self._shown = self._context_chars  # characters of decode(tokens) already returned, context included
+
+    def copy(self) -> _Window:
+        copied = copy.copy(self)
+        copied._tokens = self._tokens[:]
+        return copied
 
     def extend(self, token_ids: Sequence[int]) -> str:
         """Take tokens in; the settled text they add, perhaps none."""

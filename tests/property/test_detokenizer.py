@@ -11,6 +11,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cache.messages import FinishReason, SamplingParams
+from replica.output import detokenizer as module
 from replica.output.detokenizer import Detokenizer, TokenDecoder
 from tests.fakes.decoders import LlamaDecoder, SentencePieceDecoder
 from tests.fakes.engine import TokenizersDecoder
@@ -195,14 +196,78 @@ def test_a_continued_stream_gives_the_rest(
     )
 
 
+@given(
+    STREAMS,
+    st.data(),
+    st.lists(st.text(alphabet="ab .,|é€日你🙂\ufffd", min_size=1, max_size=3), max_size=3),
+    st.integers(0, 90),
+    st.integers(1, 9),
+)
+@settings(max_examples=600)
+def test_tokens_pushed_at_once_are_tokens_pushed_one_by_one(
+    stream: Stream, data: st.DataObject, stops: list[str], min_tokens: int, chunk_tokens: int
+) -> None:
+    """However many, whatever lies among them, and wherever they are cut: text, reason and what follows."""
+    kind, tokens = stream
+    cut = data.draw(st.integers(0, len(tokens)))
+    stop_token_ids = tuple(data.draw(st.lists(st.sampled_from(tokens or [0]), max_size=1)))
+    params = SamplingParams(
+        max_tokens=90, min_tokens=min_tokens, stop=tuple(stops), stop_token_ids=stop_token_ids
+    )
+    max_tokens, sent_chars = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 9))
+    prompt = data.draw(kind.texts())
+    single, joined = (
+        Detokenizer(
+            kind.decoder,
+            params,
+            frozenset({2}),
+            max_tokens=max_tokens,
+            sent_chars=sent_chars,
+            prompt=prompt[-8:],
+        )
+        for _ in range(2)
+    )
+    for token_id in tokens[:cut]:
+        if single.push(token_id) is not None:
+            break
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK_TOKENS", chunk_tokens)
+        assert joined.push_all(tokens[:cut]) == single.finish_reason
+    assert joined.take() == single.take()
+    for token_id in tokens[cut:]:
+        if single.finish_reason is not None:
+            break
+        assert joined.push(token_id) == single.push(token_id)
+        assert joined.take() == single.take()
+    if single.finish_reason is None:
+        assert joined.end() == single.end()
+        assert joined.take() == single.take()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=repr)
+@pytest.mark.parametrize(("text", "max_calls"), [("ab .,", 300), ("日本語 text, 你你", 1000)])
+@pytest.mark.parametrize("min_tokens", [0, 5, 600, 2000])
+def test_earlier_tokens_need_no_decode_each(kind: Kind, text: str, max_calls: int, min_tokens: int) -> None:
+    """With stop strings a stream that was handed over cost two for each token, before the next step. In the
+    second text a chunk may end within a character."""
+    tokens = (kind.decoder.encode(text) * 1200)[:1200]
+    decoder = CountingDecoder(kind.decoder)
+    params = SamplingParams(max_tokens=2000, min_tokens=min_tokens, stop=("never",), ignore_eos=True)
+    detokenizer = Detokenizer(decoder, params, frozenset(), max_tokens=2000)
+    assert detokenizer.push_all(tokens) is None
+    assert decoder.num_calls < max_calls
+    assert detokenizer.take() == kind.decoder.decode(tokens)
+
+
 class CountingDecoder:
     """Counts the tokens it decodes: the work done."""
 
     def __init__(self, decoder: TokenDecoder) -> None:
         self._decoder = decoder
-        self.num_decoded = self.longest = 0
+        self.num_calls = self.num_decoded = self.longest = 0
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        self.num_calls += 1
         self.num_decoded += len(token_ids)
         self.longest = max(self.longest, len(token_ids))
         return self._decoder.decode(token_ids)
