@@ -275,6 +275,7 @@ class Engine:
     def _take_inbox(self) -> bool:
         """Take in what was posted, waiting for something only while idle; False when told to stop."""
         for message in self._inbox.take(0.0 if self._core.has_work else self._bulletins.until_heartbeat_s()):
+            self._watchdog.begin("taking requests in", OUTSIDE_STEP_LIMIT_S)  # anew: many are no hang
             self._in_hand = message
             match message:
                 case Submit():

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from replica.errors import (
     ForwardFailed,
 )
 from replica.runners.sim_runner import SimRunner
+from replica.scheduling.request import Request
 from tests.fakes.engine import fingerprint, make_request, sim_config
 from tests.fakes.running_engine import FAST, SLOW, collect, engine, eventually
 
@@ -122,6 +124,28 @@ async def test_a_thread_stuck_outside_of_its_steps_is_noticed(
             release.set()
     [record] = [r for r in caplog.records if "stuck" in r.message]
     assert record.task == "taking requests in"  # type: ignore[attr-defined]
+
+
+async def test_many_requests_that_are_taken_in_one_after_the_other_are_no_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those that another replica hands over at once: they had one limit together."""
+    monkeypatch.setattr("replica.engine.engine.OUTSIDE_STEP_LIMIT_S", 0.3)
+    hung = threading.Event()
+    async with engine(
+        sim=FAST, step_time_limit_s=0.2, heartbeat_interval_s=0.05, on_hang=hung.set
+    ) as running:
+        take = running._core.take
+
+        def take_long(*args: Any, **kwargs: Any) -> list[Request]:
+            time.sleep(0.05)
+            return take(*args, **kwargs)
+
+        monkeypatch.setattr(running._core, "take", take_long)
+        await asyncio.gather(
+            *(collect(running, make_request(f"r{index}", [1], max_tokens=1)) for index in range(16))
+        )
+    assert not hung.is_set()
 
 
 async def test_where_full_steps_take_long_a_long_step_is_no_hang(caplog: pytest.LogCaptureFixture) -> None:
