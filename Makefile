@@ -11,7 +11,7 @@ JOBS   ?= 2
 ROUNDS ?= 10
 CLIENTS ?= litellm aiperf guidellm
 
-.PHONY: help serve demo ask test test-long test-drain explore test-gpu test-lowest chaos conformance clients check format bench-engine bench-gpu bench-tokenizer bench-router bench-overhead bench-placement bench-fleet bench-schedule bench-cache clean
+.PHONY: help serve demo ask test test-long test-broad test-drain explore test-gpu test-lowest chaos conformance clients check format bench-engine bench-gpu bench-tokenizer bench-router bench-overhead bench-placement bench-fleet bench-schedule bench-cache clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -35,8 +35,11 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN
 test: .venv/dev.installed ## every test that needs no GPU and is not in the long suite (JOBS=2)
 	$(PYTEST) -m "not long and not gpu" $(TOGETHER) $(ARGS)
 
-test-long: .venv/dev.installed ## the suites that take minutes: more examples, kills
-	$(PYTEST) -m "long and not gpu and not drain" $(TOGETHER) $(ARGS)
+test-long: .venv/dev.installed ## the suites that take minutes: clusters, kills, more examples
+	$(PYTEST) -m "long and not gpu and not drain and not broad" $(TOGETHER) $(ARGS)
+
+test-broad: .venv/dev.installed ## more families, shapes and examples of what the other suites say: ten minutes
+	$(PYTEST) -m "long and broad and not gpu" $(TOGETHER) $(ARGS)
 
 test-drain: .venv/dev.installed ## a node is told to leave under streams, as by kubectl drain: minutes, most of them waiting
 	$(PYTEST) -m drain tests/e2e $(ARGS)

@@ -109,6 +109,7 @@ def test_300_mutated_bodies(client: httpx.Client, canary: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.broad
 @pytest.mark.timeout(1800)
 def test_10_000_mutated_bodies(client: httpx.Client, canary: str) -> None:
     run(client, canary, 10_000, seed=2)

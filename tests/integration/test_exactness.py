@@ -79,7 +79,9 @@ def _is_long(family: Family, setting: Setting) -> bool:
 
 
 def _param(family: Family, *others: Any, name: str, is_long: bool) -> Any:
-    return pytest.param(family, *others, id=name, marks=pytest.mark.long if is_long else ())
+    return pytest.param(
+        family, *others, id=name, marks=(pytest.mark.long, pytest.mark.broad) if is_long else ()
+    )
 
 
 IN_SETTINGS = [

@@ -50,7 +50,11 @@ SAMPLING = SamplingParams(
     scope="module",
     params=[
         *SHORT,
-        *(pytest.param(name, marks=pytest.mark.long) for name in BY_NAME if name not in SHORT),
+        *(
+            pytest.param(name, marks=(pytest.mark.long, pytest.mark.broad))
+            for name in BY_NAME
+            if name not in SHORT
+        ),
     ],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

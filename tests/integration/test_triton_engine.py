@@ -129,6 +129,7 @@ def test_recorded_decode_steps_say_what_steps_as_they_are_say(
 
 
 @pytest.mark.long
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "deepseek_v3", "mistral"])
 def test_windows_caps_sinks_and_latent_heads(name: str, tmp_path: Path) -> None:
     check_family(next(family for family in families.FAMILIES if family.name == name), tmp_path, CHUNKED)

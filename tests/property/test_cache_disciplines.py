@@ -120,6 +120,7 @@ def test_laws(discipline: CacheDiscipline, num_tokens: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.broad
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_tokens", [6, 48])
 @pytest.mark.parametrize("discipline", CacheDiscipline)
@@ -173,6 +174,7 @@ def test_blocks_of_one_token_are_the_tree(num_tokens: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.broad
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("num_tokens", [5, 40])
 def test_blocks_of_one_token_are_the_tree_long(num_tokens: int) -> None:

@@ -283,6 +283,7 @@ def test_laws(discipline: CacheDiscipline, mask: str, num_blocks: int, num_slots
 
 
 @pytest.mark.long
+@pytest.mark.broad
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("num_blocks", "num_slots"), [(3, 1), (6, 20), (14, 5)])
 @pytest.mark.parametrize("mask", MASKS)

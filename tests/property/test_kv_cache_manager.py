@@ -326,6 +326,7 @@ def test_laws(mask: str, num_blocks: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.broad
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("num_blocks", [3, 24])
 @pytest.mark.parametrize("mask", MASKS)
@@ -337,6 +338,7 @@ def test_laws_long(mask: str, num_blocks: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.broad
 @pytest.mark.timeout(900)
 def test_laws_where_hits_go_stale_and_blocks_are_awaited() -> None:
     """Both are rare: a thousand examples may have none."""

@@ -47,6 +47,7 @@ def test_paged_attention_is_dense_attention(
 
 
 @pytest.mark.long
+@pytest.mark.broad
 @given(layer=layers(), batch=batches(), seed=st.integers(0, 10**6), has_flash=st.booleans())
 @settings(max_examples=400)
 def test_paged_attention_is_dense_attention_in_many_more_shapes(

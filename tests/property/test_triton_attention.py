@@ -71,6 +71,7 @@ def test_kernels_compute_dense_attention(
 
 
 @pytest.mark.long
+@pytest.mark.broad
 @pytest.mark.timeout(600)
 @given(
     layer=small_layers | wide_layers,

@@ -16,7 +16,7 @@ from loadtest.workloads.reference import WorkloadRef
 from replica.scheduling.early_end import EarlyEnd
 from router.pricing.step_clock import StepClock
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.broad]
 
 BINDINGS = pytest.mark.parametrize("binding", ["late", "at_once"])
 

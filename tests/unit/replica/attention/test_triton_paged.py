@@ -236,6 +236,7 @@ def test_kernels_compile_for_a_card_and_fit_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.broad
 @pytest.mark.timeout(600)
 def test_every_kind_of_layer_compiles_for_three_generations(tmp_path: Path) -> None:
     gemma = {**LLAMA_8B, "group": 2, "key_dim": 256, "value_dim": 256, "window": 4096}
