@@ -269,13 +269,17 @@ class Engine:
         """Take in what was posted, watched: a thread that never comes back from this serves nobody either."""
         if self._core.has_work and self._inbox.is_empty:
             return True
-        self._watchdog.begin("taking requests in", self._config.heartbeat_interval_s + OUTSIDE_STEP_LIMIT_S)
+        self._watch_intake(self._config.heartbeat_interval_s)
         return self._take_inbox()
+
+    def _watch_intake(self, idle_s: float = 0.0) -> None:
+        """idle_s: that it may wait for something to come."""
+        self._watchdog.begin("taking requests in", idle_s + OUTSIDE_STEP_LIMIT_S)
 
     def _take_inbox(self) -> bool:
         """Take in what was posted, waiting for something only while idle; False when told to stop."""
         for message in self._inbox.take(0.0 if self._core.has_work else self._bulletins.until_heartbeat_s()):
-            self._watchdog.begin("taking requests in", OUTSIDE_STEP_LIMIT_S)  # anew: many are no hang
+            self._watch_intake()  # anew: many are no hang
             self._in_hand = message
             match message:
                 case Submit():

@@ -31,6 +31,7 @@ from replica.engine.intake import Intake
 from replica.engine.pins import EnginePins, pin_limit
 from replica.engine.pipeline import pipeline
 from replica.engine.request_watch import RequestWatcher
+from replica.engine.taken_tokens import take_token, take_tokens
 from replica.errors import AdmissionFailed, EngineBroken, ForwardFailed, StepOutOfMemory
 from replica.output.detokenizer import NoText, TokenDecoder
 from replica.scheduling.copy_pace import CopyPace
@@ -344,7 +345,7 @@ class EngineCore:
         The earlier attempt may have died after its last token and before saying so: then it ends here.
         Raises StructureRefused for tokens that leave the structure.
         """
-        if (reason := _take_tokens(request, request.token_ids[request.num_prompt_tokens :])) is not None:
+        if (reason := take_tokens(request, request.token_ids[request.num_prompt_tokens :])) is not None:
             request.cached_tokens = 0
             self._end_at_submission(request, reason)
 
@@ -360,7 +361,7 @@ class EngineCore:
         if request.for_cache:
             return self._computed(request)
         try:
-            reason = _take_token(request, token_id)
+            reason = take_token(request, token_id)
         except StructureRefused as error:
             self._scheduler.cancel(request.request_id)
             self._note_end(request, Ending.FAILED)
@@ -444,45 +445,6 @@ class EngineCore:
             elapsed_s=result.elapsed_s,
         )
         self._scheduler.took(result.elapsed_s)
-
-
-def _take_token(request: Request, token_id: int) -> FinishReason | None:
-    """The request has this token: why it is the last one, or None. Raises StructureRefused."""
-    reason, structure = request.detokenizer.push(token_id), request.structure
-    if structure is None:
-        return reason
-    if reason is not FinishReason.STOP:  # by an end or a stop, which need not be part of the structure
-        structure.advance(token_id)
-    return _reason_to_end(request, structure, reason)
-
-
-def _take_tokens(request: Request, token_ids: Sequence[int]) -> FinishReason | None:
-    """`_take_token` for each until one is the last one, the text of many decoded at once."""
-    structure = request.structure
-    if structure is None:
-        return request.detokenizer.push_all(token_ids)
-    reason = request.detokenizer.push_all(token_ids[: _num_followed(structure, token_ids)])
-    if reason is FinishReason.STOP:  # as above: the structure has gone on with what need not be part of it
-        return reason
-    return _reason_to_end(request, structure, reason)
-
-
-def _num_followed(structure: StructureMatcher, token_ids: Sequence[int]) -> int:
-    """How many tokens it goes on with, the one included with which it is over or fails."""
-    for count, token_id in enumerate(token_ids, start=1):
-        structure.advance(token_id)
-        if structure.is_over or structure.failure is not None:
-            return count
-    return len(token_ids)
-
-
-def _reason_to_end(
-    request: Request, structure: StructureMatcher, reason: FinishReason | None
-) -> FinishReason | None:
-    """What `reason` becomes by where its structure is. Raises StructureRefused."""
-    if (failure := structure.failure) is not None:
-        raise StructureRefused(failure)
-    return request.detokenizer.end() if structure.is_over else reason
 
 
 def _keep_logprobs(sequences: list[ScheduledSequence], result: StepResult) -> None:
