@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
 from cache.messages import FinishReason, SamplingParams
+from replica.output import detokenizer
 from replica.output.detokenizer import Detokenizer, NoText, TokenDecoder
 from tests.fakes.engine import TokenizersDecoder
 
@@ -115,6 +116,17 @@ def test_a_stop_complete_before_min_tokens_never_counts() -> None:
     assert "".join(of(letters("xacd"))[0]) == "xacd"
     assert "".join(of(letters("xaca"))[0]) == "xac"
     assert "".join(of(letters("xab"))[0]) == "x"
+
+
+@pytest.mark.parametrize("sampling", [{"stop": ("d",)}, {"stop": ("z",), "stop_token_ids": (3,)}])
+def test_the_first_token_that_may_end_it_does_so_also_as_the_last_of_a_chunk(
+    sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detokenizer, "CHUNK_TOKENS", 4)
+    params = SamplingParams(max_tokens=9, min_tokens=4, **sampling)
+    pushed = Detokenizer(Letters(), params, frozenset(), max_tokens=9)
+    assert pushed.push_all(letters("abcdef")) is FinishReason.STOP
+    assert pushed.take() == "abc"
 
 
 def test_a_stop_begun_before_min_tokens_and_completed_after_counts() -> None:
