@@ -206,11 +206,15 @@ def before_ray(arguments: argparse.Namespace) -> Iterator[Callable[[], int]]:
         yield start
 
 
+# What looking into a file may raise that nobody has checked: `ServeFile` says what is wrong with it.
+_BROKEN = (OSError, yaml.YAMLError, LookupError, AttributeError, TypeError, ValueError, OverflowError)
+
+
 def _port_of(file: Path) -> int:
     """The file's HTTP port, before Ray's own reader can be imported; a broken file is named later."""
     try:
         return int(strict_yaml.load(file.read_text())["http_options"]["port"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, OverflowError):
+    except _BROKEN:
         return 8000
 
 
@@ -221,7 +225,7 @@ def _router_answer_s(file: Path) -> float:
         deployments = [each for application in applications for each in application.get("deployments") or ()]
         routers = [each for each in deployments if each.get("name") == "Router"]
         return max(float(each.get("graceful_shutdown_timeout_s") or 0) for each in routers)
-    except (OSError, yaml.YAMLError, LookupError, AttributeError, TypeError, ValueError, OverflowError):
+    except _BROKEN:
         return 0.0
 
 

@@ -227,25 +227,23 @@ def test_a_heading_with_nothing_below_it_is_as_none(content: str, tmp_path: Path
     assert parts(of_policies(file, ["round_robin"], Changes())[0].content)[1]["policy"] == "round_robin"
 
 
-@pytest.mark.parametrize(("said", "number"), [("3", 3), ("auto", 1), ("null", 1)])
-def test_as_many_replicas_are_waited_for_as_there_are_at_first(
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [
+        ("num_replicas: 3", 3),
+        ("num_replicas: auto", 1),
+        ("num_replicas: null", 1),
+        ("autoscaling_config: {min_replicas: 3, max_replicas: 4}", 3),
+        ("autoscaling_config: {max_replicas: 4}", 1),
+        ("autoscaling_config: {initial_replicas: 2}", 1),
+    ],
+)
+def test_as_many_replicas_are_waited_for_as_there_are_at_least(
     said: str, number: int, tmp_path: Path
 ) -> None:
+    """With autoscaling it was one: what was measured first had replicas that were still starting."""
     file = tmp_path / "mine.yaml"
-    file.write_text(f"{OURS}deployments: [{{name: Replica, num_replicas: {said}}}]}}]")
-    assert read_contender(file, Changes()).num_replicas == number
-
-
-@pytest.mark.parametrize(
-    ("scaling", "number"),
-    [("{min_replicas: 3, max_replicas: 4}", 3), ("{max_replicas: 4}", 1), ("{initial_replicas: 2}", 1)],
-)
-def test_as_many_are_waited_for_as_autoscaling_keeps_at_least(
-    scaling: str, number: int, tmp_path: Path
-) -> None:
-    """It was one: what was measured first had replicas that were still starting."""
-    file = tmp_path / "mine.yaml"
-    file.write_text(f"{OURS}deployments: [{{name: Replica, autoscaling_config: {scaling}}}]}}]")
+    file.write_text(f"{OURS}deployments: [{{name: Replica, {said}}}]}}]")
     assert read_contender(file, Changes()).num_replicas == number
 
 
