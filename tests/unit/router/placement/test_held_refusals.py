@@ -29,6 +29,8 @@ def test_too_many_are_refused_with_a_time_to_come_back(router: HoldingRouter) ->
     assert caught.value.num_replicas == 1
     assert caught.value.retry_after_s == pytest.approx(0.96 + 19 * 0.011, rel=0.1)  # until one has left
     assert RequestId("one too many") not in router.held
+    router.held.submit(query("let in before", is_again=True))
+    assert router.held.withdraw(RequestId("let in before"))
     assert router.held.withdraw(RequestId("q3"))
     router.submit("now there is room")
 

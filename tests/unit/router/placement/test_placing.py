@@ -248,6 +248,7 @@ async def test_who_would_wait_too_long_is_refused(binding: str) -> None:
     again = asyncio.create_task(placer.place(lost, since=0.0, deadline=None))
     await turns()
     assert again.done() is (binding == "at_once")
+    assert not again.done() or again.result().replica_id == A
     placer.close()
     await asyncio.gather(again, return_exceptions=True)
     assert routing.statistics().all_busy == 1
