@@ -38,7 +38,7 @@ test: .venv/dev.installed ## every test that needs no GPU and is not in the long
 test-long: .venv/dev.installed ## the suites that take minutes: clusters, kills, more examples
 	$(PYTEST) -m "long and not gpu and not drain and not broad" $(TOGETHER) $(ARGS)
 
-test-broad: .venv/dev.installed ## more families, shapes and examples of what the other suites say: ten minutes
+test-broad: .venv/dev.installed ## more families, shapes and examples of what the other suites say: minutes
 	$(PYTEST) -m "long and broad and not gpu" $(TOGETHER) $(ARGS)
 
 test-drain: .venv/dev.installed ## a node is told to leave under streams, as by kubectl drain: minutes, most of them waiting
