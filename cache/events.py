@@ -21,8 +21,9 @@ import msgspec
 
 from cache.types import HashHint, RequestId
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 MAX_ADMITTED_PER_BATCH = 65_536
+MAX_ENDED_PER_BATCH = 4096  # of the others the next one tells, which follows at once
 # At most 9 bytes each on the wire: leaves 3.5 MB of a batch for the load's request ids.
 MAX_CHANGES_PER_BATCH = 500_000
 
@@ -87,6 +88,14 @@ class QueuedPrompts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     more_tokens: NonNegative = 0  # to compute, of these
 
 
+class RequestEnded(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A request that an engine computes no more, whatever the reason and whoever has read its answers."""
+
+    request_id: RequestId
+    attempt: NonNegative  # of a Router's at it: `GenerateRequest.attempt`
+    num_tokens: NonNegative  # of all its answers, computed in this attempt
+
+
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One engine's work at one moment."""
 
@@ -110,6 +119,9 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Request ids the engine has taken in since the last batch, or that are at its door and were in no other
     # message yet: they are counted here, and routers drop their reservations.
     admitted: Annotated[tuple[RequestId, ...], msgspec.Meta(max_length=MAX_ADMITTED_PER_BATCH)] = ()
+    # Of those that were taken in, the ones that have ended since the last batch. Whoever sent them may not
+    # have been told otherwise: streams that nobody reads are held back at the replica.
+    ended: Annotated[tuple[RequestEnded, ...], msgspec.Meta(max_length=MAX_ENDED_PER_BATCH)] = ()
 
 
 class Digest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cache.events import MAX_ADMITTED_PER_BATCH, Load
+from cache.events import MAX_ADMITTED_PER_BATCH, Load, RequestEnded
 from cache.scheduling_order import SchedulingOrder
 from cache.types import HashHint, RequestId
 from replica.scheduling.told_queue import QueuedPrompt, origin, told_queue
@@ -129,7 +129,7 @@ class Arrivals:
         if not (self._waiting or self._tells_draining or (self._is_draining and not load.is_draining)):
             return load
         room = MAX_ADMITTED_PER_BATCH - len(load.admitted)
-        return self.load(now_s, (*load.admitted, *self.take_unnamed(room)))
+        return self.load(now_s, (*load.admitted, *self.take_unnamed(room)), load.ended)
 
     def take_unnamed(self, at_most: int = MAX_ADMITTED_PER_BATCH) -> tuple[RequestId, ...]:
         """Requests that arrived since this was asked last, and that the engine has not named either; the
@@ -141,7 +141,9 @@ class Arrivals:
         """Whoever is waiting, or was named by the engine lately: for a router that may have missed it."""
         return (*self._named, *self._waiting)
 
-    def load(self, now_s: float, admitted: tuple[RequestId, ...]) -> Load:
+    def load(
+        self, now_s: float, admitted: tuple[RequestId, ...], ended: tuple[RequestEnded, ...] = ()
+    ) -> Load:
         """The engine's work now, as far as the door can tell."""
         self._tells_draining = False
         left, attention = self._left_share(now_s), self._load.queued_attention
@@ -159,6 +161,7 @@ class Arrivals:
             num_waiting=self._load.num_waiting + len(self._waiting),
             is_draining=self._is_draining or self._load.is_draining,
             admitted=admitted,
+            ended=ended,
         )
 
     def _queued_prompt(self, arrival: Arrival, uncached: int, now_s: float) -> QueuedPrompt:

@@ -17,7 +17,7 @@ import msgspec
 
 from cache.engine_report import EngineReport
 from cache.event_log import EventLog
-from cache.events import MAX_ADMITTED_PER_BATCH, EventBatch, Load
+from cache.events import MAX_ADMITTED_PER_BATCH, MAX_ENDED_PER_BATCH, EventBatch, Load, RequestEnded
 from cache.types import RequestId
 from replica.engine.engine_core import EngineCore
 from replica.engine.engine_stats import EngineStats
@@ -52,6 +52,7 @@ class Bulletins:
         self._heartbeat_interval_s = heartbeat_interval_s
         self._clock = clock
         self._admitted: list[RequestId] = []  # taken in since the last batch
+        self._ended: list[RequestEnded] = []  # of those taken in, since the last batch
         self._has_news = False  # something ended since the last batch
         self._is_draining = False
         self._published_s = -float("inf")
@@ -81,6 +82,11 @@ class Bulletins:
     def admitted(self, request_id: RequestId) -> None:
         """A request was taken in: the next batch names it."""
         self._admitted.append(request_id)
+
+    def ended(self, request: RequestEnded) -> None:
+        """A request that was taken in is computed no more: the next batch names it, and need not wait."""
+        self._ended.append(request)
+        self._has_news = True
 
     def changed(self) -> None:
         """A request ended, or a pin changed: the next batch need not wait."""
@@ -122,14 +128,15 @@ class Bulletins:
                 self._admitted[:MAX_ADMITTED_PER_BATCH],
                 self._admitted[MAX_ADMITTED_PER_BATCH:],
             )
-            self._look(tuple(admitted))
+            ended, self._ended = self._ended[:MAX_ENDED_PER_BATCH], self._ended[MAX_ENDED_PER_BATCH:]
+            self._look(tuple(admitted), tuple(ended))
             self._published_tokens = self._load.queued_uncached_tokens
             if self._events is None:
                 return
             batch = self._events.flush(self._load)
             if self._publish is not None:
                 self._publish(batch)
-            if not (self._events.has_changes or self._admitted):
+            if not (self._events.has_changes or self._admitted or self._ended):
                 return
 
     def report_if_due(self) -> None:
@@ -146,7 +153,9 @@ class Bulletins:
         """Whether no prompt is left to compute, and routers know it, with the blocks of the last one."""
         return self._core.has_work and not (self._published_tokens or self._load.queued_uncached_tokens)
 
-    def _look(self, admitted: tuple[RequestId, ...] = ()) -> None:
+    def _look(self, admitted: tuple[RequestId, ...] = (), ended: tuple[RequestEnded, ...] = ()) -> None:
         load = self._core.load(admitted)
-        self._load = msgspec.structs.replace(load, is_draining=True) if self._is_draining else load
+        if ended or self._is_draining:
+            load = msgspec.structs.replace(load, ended=ended, is_draining=self._is_draining)
+        self._load = load
         self._stats = self._core.stats()

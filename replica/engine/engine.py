@@ -85,7 +85,6 @@ class Engine:
         self._failure: BaseException | None = None  # what killed the engine thread
         self._step_limit_s = config.step_time_limit_s  # written while it warms up
         # Engine thread only, from here on, but for the bulletins' load.
-        self._outbox = Outbox(config.stream_interval_s)
         self._bulletins = Bulletins(
             core,
             events=events,
@@ -94,6 +93,7 @@ class Engine:
             heartbeat_interval_s=config.heartbeat_interval_s,
             clock=clock,
         )
+        self._outbox = Outbox(config.stream_interval_s, self._bulletins.ended)
         self._hands_over = False  # whatever is here or comes is for another replica
         self._in_hand: Message | None = None  # taken from the inbox, and not yet done with
 
@@ -311,8 +311,7 @@ class Engine:
             self._withdraw(message.request.request_id)
             self._outbox.send(message.stream, error)
             return
-        for request in requests:
-            self._outbox.open(request, message.stream)
+        self._outbox.open(message.request, requests, message.stream)
         self._bulletins.admitted(message.request.request_id)
 
     def _cancel(self, stream: DeltaStream) -> None:

@@ -7,22 +7,34 @@ Knows requests and streams; knows neither steps nor why a request ends. Engine t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cache.errors import ServingError
-from cache.messages import Delta
+from cache.events import RequestEnded
+from cache.messages import Delta, GenerateRequest
 from cache.types import RequestId
 from replica.engine.engine_core import Progress
 from replica.engine.stream import DeltaStream, Parcel, deliver
 from replica.scheduling.request import Request
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A request as it came, and what has become of its answers."""
+
+    request_id: RequestId
+    attempt: int
+    num_left: int  # answers that have not ended
+    num_tokens: int = 0  # of those that have, sampled here
+
+
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A request being served."""
+    """A request being served: one answer."""
 
     request: Request
+    asked: _Asked
     stream: DeltaStream
     unsent: list[int] = field(default_factory=list)
     sent_s: float | None = None  # when its last delta left; None before the first
@@ -31,8 +43,10 @@ class _Live:
 class Outbox:
     """Deltas are put into parcels, one for each event loop; `deliver` hands these over."""
 
-    def __init__(self, stream_interval_s: float) -> None:
+    def __init__(self, stream_interval_s: float, on_ended: Callable[[RequestEnded], None]) -> None:
+        """on_ended: told of each request as it came, once all its answers have ended here."""
         self._stream_interval_s = stream_interval_s
+        self._on_ended = on_ended
         self._live: dict[RequestId, _Live] = {}
         self._parcels: dict[asyncio.AbstractEventLoop, Parcel] = {}
 
@@ -40,28 +54,30 @@ class Outbox:
         """Of all that are being served. One list() of a dictionary: any thread sees it whole."""
         return list(self._live)
 
-    def open(self, request: Request, stream: DeltaStream) -> None:
-        """It is being served from now on, and this is where its tokens go."""
-        self._live[request.request_id] = _Live(request, stream)
+    def open(self, asked: GenerateRequest, answers: Sequence[Request], stream: DeltaStream) -> None:
+        """They are being served from now on, and this is where their tokens go."""
+        whole = _Asked(asked.request_id, asked.attempt, len(answers))
+        for request in answers:
+            self._live[request.request_id] = _Live(request, whole, stream)
 
     def close(self, stream: DeltaStream) -> list[Request]:
         """Nobody reads it any more: the requests that were being served into it. O(requests)."""
-        closed = [live.request for live in self._live.values() if live.stream is stream]
-        for request in closed:
-            del self._live[request.request_id]
-        return closed
+        closed = [live for live in self._live.values() if live.stream is stream]
+        for live in closed:
+            self._end(live)
+        return [live.request for live in closed]
 
     def close_all(self, make_error: Callable[[], ServingError], *, sends_rest: bool) -> list[Request]:
         """Every stream ends with an error, after what was computed for it, if `sends_rest`; the requests."""
-        closed, streams = [live.request for live in self._live.values()], {}
-        for live in self._live.values():
+        closed, streams = list(self._live.values()), {}
+        for live in closed:
             streams[id(live.stream)] = live.stream
             if sends_rest and live.unsent:
                 self._send_unsent(live)
-        self._live.clear()
+            self._end(live)
         for stream in streams.values():
             self.send(stream, make_error())
-        return closed
+        return [live.request for live in closed]
 
     def record(self, progress: Progress) -> list[Request]:
         """Take down a token, and send the rest of a request that is over.
@@ -77,7 +93,7 @@ class Outbox:
             return []
         if live.unsent or progress.error is None:
             self._send_unsent(live)
-        del self._live[progress.request.request_id]
+        self._end(live)
         if progress.error is None:
             return []
         self.send(live.stream, progress.error)
@@ -111,6 +127,16 @@ class Outbox:
                 for stream in {id(stream): stream for stream, _ in parcel}.values():
                     closed += self.close(stream)
         return closed
+
+    def _end(self, live: _Live) -> None:
+        """It is computed no more."""
+        request, asked = live.request, live.asked
+        del self._live[request.request_id]
+        asked.num_left -= 1
+        if not request.for_cache:  # its token is nobody's
+            asked.num_tokens += request.num_tokens_here
+        if not asked.num_left:
+            self._on_ended(RequestEnded(asked.request_id, asked.attempt, asked.num_tokens))
 
     def _send_unsent(self, live: _Live) -> None:
         request, log = live.request, live.request.logprobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from cache.block_hash import BlockHasher, hints
 from cache.engine_report import EngineReport
 from cache.errors import HandedOver, LeftUnread, ServingError
-from cache.events import EventBatch
+from cache.events import EventBatch, RequestEnded
 from cache.messages import Delta, FinishReason
 from cache.types import RequestId
 from replica.config import SimConfig
@@ -76,6 +77,42 @@ async def test_a_consumer_that_does_not_read_does_not_hold_up_the_others() -> No
         rest = [delta async for delta in lazy]
     assert len(rest) == 1  # all that piled up
     assert len(first.token_ids) + len(rest[0].token_ids) == 200
+
+
+def ended_in(batches: list[EventBatch]) -> list[RequestEnded]:
+    return [ended for batch in batches for ended in batch.load.ended]
+
+
+async def test_routers_hear_what_was_computed_whoever_has_read_it() -> None:
+    """All answers of a request together, and none of what an earlier attempt has computed."""
+    batches: list[EventBatch] = []
+    async with engine(batches=batches, stream_interval_s=0.0) as running:
+        read = replace(make_request("read", range(9), max_tokens=20), attempt=2)
+        going_on = replace(read, request_id=RequestId("goes on"), token_ids=array("i", range(14)))
+        unread = running.generate(replace(make_request("unread", range(9), max_tokens=30), n=3))
+        await anext(unread)
+        await collect(running, read)
+        await collect(running, going_on)
+        await eventually(lambda: len(ended_in(batches)) == 3)
+        await unread.aclose()  # there is nothing left to end
+    assert len(ended_in(batches)) == 3
+    assert set(ended_in(batches)) == {
+        RequestEnded(RequestId("goes on"), 2, 15),
+        RequestEnded(RequestId("read"), 2, 20),
+        RequestEnded(RequestId("unread"), 0, 90),
+    }
+
+
+async def test_routers_hear_what_was_computed_for_a_client_that_has_left() -> None:
+    batches: list[EventBatch] = []
+    async with engine(sim=SLOW, batches=batches, stream_interval_s=0.0) as running:
+        leaving = running.generate(replace(make_request("r", range(9), max_tokens=500), n=2))
+        await anext(leaving)
+        await leaving.aclose()
+        await eventually(lambda: bool(ended_in(batches)))
+        num_computed = running.stats().output_tokens
+    assert ended_in(batches) == [RequestEnded(RequestId("r"), 0, num_computed)]
+    assert num_computed > 0
 
 
 async def test_a_client_that_reads_nothing_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from cache.events import (
     Load,
     LoadUpdate,
     QueuedPrompts,
+    RequestEnded,
     Snapshot,
     StepTimeModel,
     digest_of,
@@ -53,6 +54,9 @@ LOADS = st.builds(
     is_draining=st.booleans(),
     step_time=st.none() | st.builds(StepTimeModel, SECONDS, SECONDS, SECONDS, SECONDS),
     admitted=st.lists(st.text(max_size=20).map(RequestId), max_size=4).map(tuple),
+    ended=st.lists(
+        st.builds(RequestEnded, st.text(max_size=20).map(RequestId), COUNT, COUNT), max_size=3
+    ).map(tuple),
 )
 HINTS = st.lists(U64.map(HashHint), max_size=12, unique=True)
 BATCHES = st.builds(

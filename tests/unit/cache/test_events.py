@@ -20,6 +20,7 @@ from cache.events import (
     Load,
     LoadUpdate,
     QueuedPrompts,
+    RequestEnded,
     Snapshot,
     StepTimeModel,
     digest_of,
@@ -36,19 +37,19 @@ def hints(*names: int) -> tuple[HashHint, ...]:
 
 def a_batch(**changes: Any) -> EventBatch:
     fields: dict[str, Any] = {
-        "version": 5, "epoch": 2, "seq": 3, "stored": hints(4, 5), "removed": hints(6),
+        "version": 6, "epoch": 2, "seq": 3, "stored": hints(4, 5), "removed": hints(6),
         "digest": Digest(2, 1), "load": LOAD,
     }  # fmt: skip
     return EventBatch(**{**fields, **changes})
 
 
 def a_snapshot(**changes: Any) -> Snapshot:
-    fields: dict[str, Any] = {"version": 5, "epoch": 2, "seq": 3, "hashes": hints(4, 5), "load": LOAD}
+    fields: dict[str, Any] = {"version": 6, "epoch": 2, "seq": 3, "hashes": hints(4, 5), "load": LOAD}
     return Snapshot(**{**fields, **changes})
 
 
 def an_update(**changes: Any) -> LoadUpdate:
-    fields: dict[str, Any] = {"version": 5, "epoch": 2, "seq": 3, "number": 1, "load": LOAD}
+    fields: dict[str, Any] = {"version": 6, "epoch": 2, "seq": 3, "number": 1, "load": LOAD}
     return LoadUpdate(**{**fields, **changes})
 
 
@@ -94,8 +95,8 @@ def spoil_queued(column: int, value: object) -> Callable[[dict[str, Any]], objec
         (lambda value: value.update(stored=[8, 9, 10]), "adds more hashes than are held"),
         (lambda value: value.update(hosted=[8, 9, 10]), "adds more hashes than are held"),
         (lambda value: value.update(sent_s=math.inf), "sent_s is not finite"),
-        (lambda value: value.update(version=3), "event batch of format version 3, not 5"),
-        (lambda value: value.update(version=3, news=[]), "event batch of format version 3, not 5"),
+        (lambda value: value.update(version=3), "event batch of format version 3, not 6"),
+        (lambda value: value.update(version=3, news=[]), "event batch of format version 3, not 6"),
         (lambda value: value.update(type="snapshot"), "type"),
     ],
 )
@@ -110,8 +111,10 @@ def test_a_malformed_batch_is_refused_by_name(spoil: Callable[[dict[str, Any]], 
         (lambda value: value.update(digest=[3, 1]), "malformed snapshot: 16 bytes for 3 hashes"),
         (lambda value: value.update(num_hosted=3), "more hashes in host memory than in all"),
         (lambda value: value.pop("digest"), "digest"),
-        (lambda value: value.update(version=0), "snapshot of format version 0, not 5"),
+        (lambda value: value.update(version=0), "snapshot of format version 0, not 6"),
         (lambda value: value["load"].update(admitted=["r"] * 65_537), "admitted"),
+        (lambda value: value["load"].update(ended=[["r", 0, 1]] * 4097), "ended"),
+        (lambda value: value["load"].update(ended=[["r", 0, -1]]), "ended"),
     ],
 )
 def test_a_malformed_snapshot_is_refused_by_name(
@@ -139,7 +142,7 @@ def test_a_snapshot_is_three_frames_of_whole_hashes() -> None:
     [
         (lambda value: value.update(number=-1), r"\$\.number"),
         (lambda value: value.update(stored=[]), "stored"),
-        (lambda value: value.update(version=3), "load update of format version 3, not 5"),
+        (lambda value: value.update(version=3), "load update of format version 3, not 6"),
         (lambda value: value["load"].update(step_time=[math.nan, 0.0, 0.0, 0.0]), "step_time is not finite"),
     ],
 )
@@ -202,7 +205,9 @@ def test_the_largest_batch_fits_its_cap() -> None:
     """As many changes as `flush` puts into one, as long as a hint can be, with a crowd of request ids."""
     top = (1 << 64) - 1
     stored = hints(*range(top - event_log.MAX_CHANGES_PER_BATCH, top))
-    load = Load(admitted=tuple(RequestId(f"{number:032x}") for number in range(65_536)))
+    names = [RequestId(f"{number:032x}") for number in range(65_536)]
+    ended = tuple(RequestEnded(name, 1, 1 << 20) for name in names[:4096])
+    load = Load(admitted=tuple(names), ended=ended)
     assert len(encode(a_batch(stored=stored, removed=(), load=load))) < event_wire.MAX_BATCH_BYTES
 
 
@@ -216,7 +221,7 @@ def test_batches_are_net_and_numbered() -> None:
         log.stored(a_hash(name))
     log.removed(a_hash(3))
     first = log.flush(LOAD)
-    assert first == EventBatch(5, 9, 1, hints(1, 2), (), Digest(2, 3), LOAD, sent_s=77.5)
+    assert first == EventBatch(6, 9, 1, hints(1, 2), (), Digest(2, 3), LOAD, sent_s=77.5)
     log.removed(a_hash(2))
     log.stored(a_hash(2))
     assert not log.has_changes
@@ -230,11 +235,11 @@ def test_batches_are_net_and_numbered() -> None:
 def test_a_snapshot_shows_what_was_flushed() -> None:
     log = EventLog(epoch=9)
     log.stored(a_hash(1))
-    assert log.snapshot(LOAD) == Snapshot(5, 9, 0, array("Q"), LOAD, Digest(), array("Q"))
+    assert log.snapshot(LOAD) == Snapshot(6, 9, 0, array("Q"), LOAD, Digest(), array("Q"))
     log.flush(LOAD)
     log.stored(a_hash(2))
     log.removed(a_hash(1))
-    assert log.snapshot(LOAD) == Snapshot(5, 9, 1, array("Q", [1]), LOAD, Digest(1, 1), array("Q"))
+    assert log.snapshot(LOAD) == Snapshot(6, 9, 1, array("Q", [1]), LOAD, Digest(1, 1), array("Q"))
     batch = log.flush(LOAD)
     assert (batch.stored, batch.removed) == (hints(2), hints(1))
 

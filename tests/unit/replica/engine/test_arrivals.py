@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.events import MAX_ADMITTED_PER_BATCH, Load, QueuedPrompts, StepTimeModel
+from cache.events import MAX_ADMITTED_PER_BATCH, Load, QueuedPrompts, RequestEnded, StepTimeModel
 from cache.scheduling_order import AGING, SchedulingOrder
 from cache.types import HashHint, RequestId
 from replica.engine.arrivals import MAX_EXPECTED_S, MAX_RECENT, Arrival, Arrivals
@@ -44,6 +44,16 @@ def test_an_arrival_waits_until_the_engine_names_it() -> None:
     arrivals.refused(RequestId("nobody"))
     assert arrivals.load(1.0, ()).num_waiting == 1
     assert len(arrivals) == 0
+
+
+def test_what_has_ended_is_in_the_engines_own_account_alone() -> None:
+    """Updates and snapshots would repeat it until the next batch."""
+    arrivals, ended = new_arrivals(), (RequestEnded(RequestId("gone"), 0, 3),)
+    arrivals.settle(Load(ended=ended), 0.0, ())
+    assert arrivals.beside(0.0).ended == ended
+    arrivals.arrived(arrival("a"), (), 0.0)
+    assert arrivals.beside(0.0).ended == ended
+    assert arrivals.load(0.0, ()).ended == ()
 
 
 def test_what_is_cached_or_on_its_way_is_not_counted() -> None:

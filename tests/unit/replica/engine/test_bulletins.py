@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cache.engine_report import EngineReport
 from cache.event_log import EventLog
-from cache.events import EventBatch
+from cache.events import EventBatch, RequestEnded
 from cache.types import RequestId
+from replica.engine import bulletins
 from replica.engine.bulletins import DECODE_LOAD_INTERVAL_S, LOAD_INTERVAL_S, REPORT_INTERVAL_S, Bulletins
 from tests.fakes.engine import VirtualClock, make_request, sim_core
 
@@ -68,6 +71,18 @@ def test_who_was_taken_in_is_named_at_once_and_once() -> None:
     assert heard.num_told_after(LOAD_INTERVAL_S) == 1
     assert [batch.load.admitted for batch in heard.batches] == [("r",), ()]
     assert heard.bulletins.load.num_waiting == 1
+
+
+def test_what_has_ended_is_named_at_once_and_once_however_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulletins, "MAX_ENDED_PER_BATCH", 2)
+    heard = Heard()
+    ended = [RequestEnded(RequestId(f"{number}"), 0, number) for number in range(5)]
+    for each in ended:
+        heard.bulletins.ended(each)
+    assert heard.num_told_after(0.0) == 3
+    assert heard.num_told_after(HEARTBEAT_S) == 1
+    assert [each for batch in heard.batches for each in batch.load.ended] == ended
+    assert [len(batch.load.ended) for batch in heard.batches] == [2, 2, 1, 0]
 
 
 def test_an_end_and_a_drain_are_told_at_once() -> None:
