@@ -307,6 +307,7 @@ class Generation:
             asked_at=self._began_at,
             is_handed_over=self._is_handed_over,
             is_again=job.is_again or attempt > 0,
+            attempt=attempt,
         )
         placement = await shared.placer.place(self._query, since=self._began_at, deadline=self._deadline)
         self._engine_s = placement.engine_s

@@ -1,6 +1,7 @@
 """Requests that have been sent somewhere: reserved there, expected there, remembered until they are over.
 
-    book: reserve -> predict      routed: moved to whoever accepted it      release: no longer there
+    book: reserve -> predict      routed: moved to whoever accepted it
+    ended: computed no more       release: over here, too, with what its client has read
 
 Knows decisions and who took them; takes none (`weighing.py`). Owner: the router's event loop.
 """
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cache.block_hash import hint_view as to_hints
+from cache.events import RequestEnded
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from router.config import RouterConfig
 from router.index.prefix_index import PrefixIndex
@@ -39,8 +41,10 @@ class InFlight:
     excluded: frozenset[ReplicaId]
     policy: Policy
     is_copy: bool = False  # of a hot prefix: no request, and of no interest to whoever watches those
+    attempt: int = 0
     accepted_by: ReplicaId | None = None
     first_token_at: float | None = None  # seconds, the clock's
+    ended_at: float | None = None  # by its engine's word: it computes no more, whoever reads still
 
 
 class Bookings:
@@ -101,7 +105,9 @@ class Bookings:
             self._note_missed(hints, decision.available_tokens)
         self._shaper.routed(hints, query.num_prompt_tokens, record.decided_at)
         policy.routed(record.replica_id, decision.request)
-        self._in_flight[query.request_id] = InFlight(decision.request, query.excluded, policy)
+        self._in_flight[query.request_id] = InFlight(
+            decision.request, query.excluded, policy, attempt=query.attempt
+        )
         for observer in self._observers:
             observer.decided(record, query, hints)
         return self._placement(decision, reason)
@@ -111,7 +117,9 @@ class Bookings:
         back for long does not make its replica late."""
         query, policy = decision.query, decision.policy
         self._reserve(decision, self._record(decision, RouteReason.LOAD))
-        self._in_flight[query.request_id] = InFlight(decision.request, query.excluded, policy, is_copy=True)
+        self._in_flight[query.request_id] = InFlight(
+            decision.request, query.excluded, policy, is_copy=True, attempt=query.attempt
+        )
         return self._placement(decision, RouteReason.LOAD)
 
     def routed(self, request_id: RequestId, replica_id: ReplicaId) -> None:
@@ -125,6 +133,8 @@ class Bookings:
         if replica_id not in self._fleet:  # what it waits for there says nothing of those that are
             self._late.ended(request_id)
             self._queues.over(request_id)
+            return
+        if flight.ended_at is not None:
             return
         self._late.moved(request_id, replica_id)
         self._queues.moved(request_id, replica_id, self._clock())
@@ -154,17 +164,32 @@ class Bookings:
         """Another replica has gone on with an answer that had its first token before."""
         self._answered(request_id)
 
+    def ended(self, ended: RequestEnded, replica_id: ReplicaId) -> None:
+        """That replica computes the attempt no more: it has no work of it from now on, however long its
+        client takes to read, and whether it does."""
+        flight = self._in_flight.get(ended.request_id)
+        if (
+            flight is None  # another router's, or over already
+            or flight.attempt != ended.attempt
+            or self._loads.placed(ended.request_id) != replica_id
+        ):
+            return
+        flight.ended_at = self._clock()
+        if ended.num_tokens:  # which may all be on their way still
+            self._answered(ended.request_id)
+        self._leave(ended.request_id)
+
     def release(self, request_id: RequestId) -> bool:
         """The attempt is over, however it ended; whether there was one. Idempotent."""
         flight = self._in_flight.pop(request_id, None)
         if flight is None:
             return False
         if flight.first_token_at is not None:
-            self._loads.residence.observe(self._clock() - flight.first_token_at)
+            ended_at = self._clock() if flight.ended_at is None else flight.ended_at
+            # What an engine says of an end may overtake the answer.
+            self._loads.residence.observe(max(0.0, ended_at - flight.first_token_at))
         self._index.drop(request_id)
-        self._late.ended(request_id)
-        self._queues.over(request_id)
-        self._loads.release(request_id)
+        self._leave(request_id)
         return True
 
     def finish(
@@ -197,6 +222,12 @@ class Bookings:
         else:
             self._index.drop(query.request_id)
         self._queues.decided(record, query, request.hints, decision.prefill_s)
+
+    def _leave(self, request_id: RequestId) -> None:
+        """It is no work of any replica any more."""
+        self._late.ended(request_id)
+        self._queues.over(request_id)
+        self._loads.release(request_id)
 
     def _answered(self, request_id: RequestId) -> None:
         """It waits no more."""

@@ -64,6 +64,7 @@ class RouteQuery(NamedTuple):
     asked_at: float | None = None  # when the request first wanted a replica, the clock's; None: just now
     is_handed_over: bool = False  # the replica that had it leaves: where nobody is left, others are to come
     is_again: bool = False  # it was let in before, whether it excludes a replica for that or not
+    attempt: int = 0  # of this Router's at the request: as the replica is told
 
     @property
     def is_new(self) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 
 from cache.block_hash import hint_view as to_hints
-from cache.events import Digest, EventBatch, Load, Snapshot
+from cache.events import Digest, EventBatch, Load, RequestEnded, Snapshot
 from cache.messages import ReplicaInfo
 from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from router.config import RouterConfig
@@ -101,6 +101,7 @@ class Routing:
         self._observers: list[RoutingObserver] = []
         self._membership_listeners: list[Callable[[Mapping[ReplicaId, ReplicaInfo]], None]] = []
         self._load_listeners: list[Callable[[], None]] = []
+        self._end_listeners: list[Callable[[RequestEnded], None]] = []
         self._counts = RoutingCounts()
         self._shaper = Shaper(config.fingerprint.block_size, self._policies.expected_time, peers)
         self._weighing = Weighing(
@@ -171,6 +172,11 @@ class Routing:
         Often, and before that is acted on: it must only take note.
         """
         self._load_listeners.append(listener)
+
+    def watch_ends(self, listener: Callable[[RequestEnded], None]) -> None:
+        """Call `listener` with whatever a replica says it computes no more, of any router's; some of it more
+        than once. It must not block."""
+        self._end_listeners.append(listener)
 
     def make_copies(self, maker: CopyMaker | None) -> None:
         """From now on decisions may want a hot prefix computed on one more replica, beside their requests,
@@ -440,6 +446,10 @@ class Routing:
     def _report(self, replica_id: ReplicaId, load: Load, *, is_between_steps: bool = False) -> None:
         if load.is_draining and not self._loads[replica_id].load.is_draining:
             self._inheritance.replica_left(self._clock())
+        for ended in load.ended:  # first: it is no work any more
+            self._bookings.ended(ended, replica_id)
+            for listener in self._end_listeners:
+                listener(ended)
         self._loads.report(replica_id, load, is_between_steps=is_between_steps)
         self.queues.said(replica_id, load, self._clock())
         self._fleet.heard(replica_id)

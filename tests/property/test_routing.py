@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cache.block_hash import hints as to_hints
-from cache.events import FORMAT_VERSION, Digest, EventBatch
+from cache.events import FORMAT_VERSION, Digest, EventBatch, RequestEnded
 from cache.scheduling_order import SchedulingOrder
 from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
@@ -73,6 +73,10 @@ class RoutingMachine(RuleBasedStateMachine):
     def report(self, data: st.DataObject, is_draining: bool, running: int, waiting: int) -> None:
         replica = data.draw(st.sampled_from(sorted(self.running)))
         admitted = data.draw(st.lists(st.sampled_from(sorted(self.open)), max_size=3)) if self.open else []
+        gone = data.draw(st.lists(st.sampled_from(sorted(self.open)), max_size=2)) if self.open else []
+        ended = [
+            RequestEnded(name, data.draw(st.integers(0, 1)), data.draw(st.integers(0, 1))) for name in gone
+        ]
         prompt = data.draw(st.sampled_from("abc"))
         tenants = data.draw(st.sets(st.sampled_from(["", "other"])))
         said = load(
@@ -81,11 +85,14 @@ class RoutingMachine(RuleBasedStateMachine):
             queued_uncached_tokens=waiting * 500,
             is_draining=is_draining,
             admitted=tuple(admitted),
+            ended=tuple(ended),
             queued=tuple(told(*[10] * waiting, tenant=tenant) for tenant in sorted(tenants) if waiting),
         )
         stored = tuple(to_hints(chain(prompt, 6)))
         self.routing.on_events(replica, EventBatch(FORMAT_VERSION, 1, 1, stored, (), Digest(), said))
         (self.draining.add if is_draining else self.draining.discard)(replica)
+        for each in ended:  # all are first attempts here
+            assert each.attempt or self.routing._loads.placed(each.request_id) != replica
 
     @rule(
         prompt=st.sampled_from("abcd"),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from cache.types import RequestId
+import pytest
+
+from cache.events import RequestEnded, StepTimeModel
+from cache.types import ReplicaId, RequestId
+from router.pricing.trial import AFTER_S
 from tests.fakes.router import chain, query, replica_id
 from tests.fakes.routing import RoutingBench
 
@@ -40,6 +44,64 @@ def test_a_retry_replaces_the_first_booking(bench: RoutingBench) -> None:
     assert again.replica_id != first.replica_id
     assert bench.in_flight(first.replica_id) == 0
     assert bench.routing.statistics().in_flight == 1
+
+
+def test_what_an_engine_has_ended_is_no_work_of_it_however_long_it_is_read() -> None:
+    """A client that did not read kept its replica busy for its Router, and long residence with it."""
+    bench = RoutingBench(1)
+    bench.routing.choose(query("q"))
+    bench.routing.routed(RequestId("q"), A)
+    bench.routing.first_token(RequestId("q"), A, 0)
+    bench.clock.advance(2.0)
+    bench.say(A, ended=(RequestEnded(RequestId("q"), 0, 9),))
+    assert (bench.in_flight(A), bench.routing.statistics().in_flight) == (0, 1)
+    bench.routing.routed(RequestId("q"), A)  # was told late
+    assert bench.in_flight(A) == 0
+    bench.clock.advance(3600.0)
+    bench.routing.release(RequestId("q"))
+    assert bench.routing.statistics().in_flight == 0
+    assert bench.routing._loads.residence.mean_s == 2.0
+
+
+def test_an_end_that_overtakes_the_answer_is_one_after_no_time() -> None:
+    bench = RoutingBench(1)
+    bench.routing._loads.residence.observe(1.0)
+    bench.routing.choose(query("q"))
+    bench.say(A, ended=(RequestEnded(RequestId("q"), 0, 9),))
+    bench.clock.advance(1.0)
+    bench.routing.first_token(RequestId("q"), A, 0)
+    bench.clock.advance(1.0)
+    bench.routing.release(RequestId("q"))
+    assert bench.routing._loads.residence.mean_s == 0.5
+
+
+@pytest.mark.parametrize(
+    ("replica", "ended"),
+    [
+        (A, RequestEnded(RequestId("q"), 0, 9)),  # the attempt before
+        (B, RequestEnded(RequestId("q"), 1, 9)),  # where it is not
+        (A, RequestEnded(RequestId("another router's"), 1, 9)),
+    ],
+)
+def test_no_other_end_ends_a_booking(replica: ReplicaId, ended: RequestEnded) -> None:
+    bench = RoutingBench(2)
+    bench.routing.choose(query("q", excluded=frozenset({B})))
+    bench.routing.choose(query("q", excluded=frozenset({B}), attempt=1))
+    bench.say(replica, ended=(ended,))
+    assert bench.in_flight(A) == 1
+
+
+def test_a_slow_replica_with_an_answer_that_nobody_reads_is_tried_again() -> None:
+    """It was not idle for as long as the stream was there, and so stayed slow for ever."""
+    bench = RoutingBench(2)
+    slow = StepTimeModel(base_s=0.5, per_token_s=0.005, per_attention_s=0.0, per_sequence_s=0.05)
+    bench.say(A, step_time=slow)
+    bench.routing.choose(query("q", excluded=frozenset({B})))
+    bench.say(A, step_time=slow, ended=(RequestEnded(RequestId("q"), 0, 9),))
+    bench.clock.advance(AFTER_S)
+    bench.say(A, step_time=slow)
+    bench.say(B, queued_uncached_tokens=1000, num_waiting=2)
+    assert bench.routing.choose(query("r")).replica_id == A
 
 
 def test_a_request_survives_the_loss_of_its_replica(bench: RoutingBench) -> None:
