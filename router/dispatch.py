@@ -36,6 +36,7 @@ from router.placement.decision import Admittance, Placement, RouteQuery
 from router.placement.placing import make_placer
 from router.placement.routing import Routing
 from router.policies import PromptView
+from router.token_accounts import TokenAccount, TokenAccounts
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,10 @@ class ReplicaCalls(Protocol):
 
         Raises ReplicaLost, a RequestRefused from the replica, or a RoutingError if nobody took it.
         """
+
+
+def _nobody_pays(_num_tokens: int) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class Job:
     n: int = 1  # answers to it
     excluded: frozenset[ReplicaId] = frozenset()  # not to be sent there, whoever else fails
     is_again: bool = False  # something like it was let in before: it is not refused for being one too many
+    spend: Callable[[int], None] = _nobody_pays  # told of its answers' tokens, each once: see `TokenAccount`
 
 
 @dataclass(slots=True)
@@ -113,6 +119,8 @@ class Dispatcher:
         self.metrics = metrics
         self.clock = clock
         self.placer = make_placer(config, routing, clock)
+        self.accounts = TokenAccounts(clock)
+        routing.watch_ends(self.accounts.told)
 
     def work_told(self) -> tuple[float, float]:
         """`held_s` and `refused_ratio` of every request that is sent now."""
@@ -134,6 +142,8 @@ class Generation:
         self._shared = dispatcher
         self._job = job
         self._answers = [_Answer() for _ in range(job.n)]
+        self._account = TokenAccount(self._spend, most=job.n * job.sampling.max_tokens)
+        self._is_closed = False
         # Of the full blocks of `_tokens()`, as of the last attempt.
         self._block_hashes = PackedHashes.of(job.block_hashes)
         self._excluded = job.excluded
@@ -212,12 +222,23 @@ class Generation:
             self._shared.routing.refused(query)
             return
         self._hash_new_blocks()
-        self._shared.placer.served(self._job.tenant, self._num_output_tokens, self._job.share)
+        self._is_closed = True
+        self._serve(self._account.num_charged)
+        self._shared.accounts.close(self._job.request_id, is_whole=all(a.is_over for a in self._answers))
         self._shared.routing.finish(
             self._job.request_id,
             block_hashes=self._block_hashes,
             answers=[len(answer.token_ids) for answer in self._answers],
         )
+
+    def _spend(self, num_tokens: int) -> None:
+        """They were made for it; perhaps its client has left since."""
+        self._job.spend(num_tokens)
+        if self._is_closed:
+            self._serve(num_tokens)
+
+    def _serve(self, num_tokens: int) -> None:
+        self._shared.placer.served(self._job.tenant, num_tokens, self._job.share)
 
     async def _attempt(self, attempt: int) -> AsyncGenerator[Delta, None]:
         """One attempt. The reservation is released however it ends, and the replica told if it ends early."""
@@ -234,6 +255,8 @@ class Generation:
     async def _stream(self, placement: Placement, attempt: int) -> AsyncGenerator[Delta, None]:
         """What the replica that takes it generates. Whoever lets it down is excluded from then on."""
         shared, request = self._shared, self._request(placement, attempt)
+        self._account.begin(attempt)
+        shared.accounts.open(request.request_id, self._account)
         try:
             sent = until_deadline(shared.calls.generate(request), request.deadline_s)
             async with contextlib.aclosing(sent) as deltas:
@@ -369,6 +392,7 @@ class Generation:
         if self._continues_from:
             self._count_continuation(delta, self._taken_by(placement))
         self._answers[delta.choice].take(delta)
+        self._account.read(len(delta.token_ids))
         self._shared.metrics.completion_tokens.inc(len(delta.token_ids))
 
     def _taken_by(self, placement: Placement) -> ReplicaId:

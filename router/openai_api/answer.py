@@ -31,7 +31,7 @@ class Answer:
         visit: Visit,
         is_deadline_clients: bool,
     ) -> None:
-        """visit: whose request it is; its answer's tokens are counted there.
+        """visit: whose request it is; its prompts' tokens are given back there if it fails early.
 
         is_deadline_clients: see the function of that name.
         """
@@ -72,7 +72,6 @@ class Answer:
                     if is_first:
                         self._on_first_token()
                         is_first = False
-                    self._visit.spend(len(item.delta.token_ids))
                     yield item
         except BaseException as error:
             if is_first and not (self._is_clients_doing(error) and self._was_accepted()):

@@ -324,6 +324,7 @@ class Service:
             session=asked.session,
             traceparent=TRACEPARENT.get(),
             structure=form.structure,
+            spend=visit.spend,
         )
 
     async def _hash(self, prompt: array[int], salt: str) -> PackedHashes:

@@ -3,8 +3,8 @@
 A key's limits are of all Routers together: each enforces an equal part, since proxies spread requests evenly
 over them; what does not divide falls to the first of them. Rates are counted in buckets of one minute. A
 request is let in (`enter`) before its body is read, takes its prompts' tokens (`charge`) before a replica
-hears of it, and its answer's tokens (`spend`) as they come: those may take the key's tokens below zero, and
-the next request waits until that is made up.
+hears of it, and its answer's tokens (`spend`) as they come, or as an engine says that it has computed them:
+those may take the key's tokens below zero, and the next request waits until that is made up.
 Knows numbers; knows neither HTTP nor keys' digests. Owner: the router's event loop.
 """
 

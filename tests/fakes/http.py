@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -255,8 +255,17 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     return error
 
 
+NO_HEADERS: Mapping[str, str] = {}
+
+
 async def asgi_call(
-    api: ASGIApp, path: str, body: dict[str, Any], disconnect: asyncio.Event, *, reads: bool = True
+    api: ASGIApp,
+    path: str,
+    body: dict[str, Any],
+    disconnect: asyncio.Event,
+    *,
+    reads: bool = True,
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> list[Message | Exception]:
     """The application called as a server does it; the messages sent, and what was raised, last.
 
@@ -277,7 +286,8 @@ async def asgi_call(
 
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path,
-        "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http", "headers": [],
+        "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
         "server": ("router", 80), "client": ("client", 1),
     }  # fmt: skip
     try:

@@ -23,7 +23,7 @@ from cache.errors import (
     RequestRefused,
     ServingError,
 )
-from cache.events import FORMAT_VERSION, EventBatch, Load, StepTimeModel, digest_of
+from cache.events import FORMAT_VERSION, EventBatch, Load, RequestEnded, StepTimeModel, digest_of
 from cache.messages import AnswerSoFar, Delta, FinishReason, GenerateRequest, SamplingParams
 from cache.types import HashHint, ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica, ReplicaLost
@@ -449,3 +449,26 @@ async def test_a_stream_that_ends_before_the_last_answer_has_is_a_lost_replica(
     finished = [d.choice async for d in a_generation(router, n=2).deltas() if d.finish_reason is not None]
     assert sorted(finished) == [0, 1]
     assert len(router.calls.requests) == 2
+
+
+async def test_what_is_computed_for_nobody_is_still_its_tenants(
+    router: RouterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its turn at the Router went by what was read."""
+    served: list[tuple[str, int]] = []
+    placer = router.parts.dispatcher.placer
+    monkeypatch.setattr(placer, "served", lambda tenant, num_tokens, _: served.append((tenant, num_tokens)))
+    spent: list[int] = []
+    generation = a_generation(router, tenant="acme", spend=spent.append)
+    async with aclosing(generation.deltas()) as deltas:
+        await anext(deltas)
+    ((replica_id, request),) = router.calls.requests
+    ended = RequestEnded(request.request_id, request.attempt, 8)
+    router.parts.routing.on_load(replica_id, Load(ended=(ended,)))
+    assert (served, spent) == ([("acme", 2), ("acme", 6)], [2, 6])
+    assert len(router.parts.dispatcher.accounts) == 0
+
+
+async def test_who_reads_to_the_end_leaves_no_account(router: RouterUnderTest) -> None:
+    await run(a_generation(router))
+    assert len(router.parts.dispatcher.accounts) == 0

@@ -14,13 +14,14 @@ import pytest
 from starlette.routing import Route
 
 from cache.errors import DeadlineExceeded, QueueFull
+from cache.events import Load, RequestEnded
 from cache.messages import Delta, FinishReason, GenerateRequest
 from cache.types import ReplicaId
 from router.openai_api.door import endpoint_of
 from router.openai_api.fields import Endpoint
 from router.tenants.gate import OPEN_PATHS
 from tests.fakes.guarded import ENTRIES, PROMPT, ask, key, settings
-from tests.fakes.http import MODEL, RouterUnderTest
+from tests.fakes.http import MODEL, RouterUnderTest, asgi_call
 
 
 def code_of(answer: httpx.Response) -> str:
@@ -320,6 +321,37 @@ async def test_a_prompt_that_nobody_took_is_not_charged(guarded: RouterUnderTest
     refused = await ask(guarded, "thrifty", "x" * 30)
     assert (refused.status_code, code_of(refused)) == (429, "rate_limit_exceeded")
     assert refused.headers["x-ratelimit-limit-tokens"] == "40"
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+async def test_what_was_computed_for_a_client_that_does_not_read_is_charged_once(
+    guarded: RouterUnderTest, has_left: bool
+) -> None:
+    """Only what was read was: a key with a limit could have any number of tokens computed."""
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 80, "stream": True}
+    disconnect = asyncio.Event()
+    guarded.answer_with(Delta("a", (1,), 0), Delta("b", (2,) * 70, 0), then_hang=True)
+    call = asyncio.create_task(
+        asgi_call(guarded.api, "/v1/completions", body, disconnect, reads=False, headers=key("thrifty"))
+    )
+    async with asyncio.timeout(20):
+        while not guarded.metric("warmpath_completion_tokens_total"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    if has_left:
+        disconnect.set()
+        await asyncio.wait_for(call, 20)
+    guarded.calls.scripts = {}
+    assert (await ask(guarded, "thrifty", "x")).status_code == 200
+    ((replica_id, request), _) = guarded.calls.requests
+    ended = RequestEnded(request.request_id, request.attempt, 71)
+    for _ in range(2):
+        guarded.parts.routing.on_load(replica_id, Load(ended=(ended,)))
+    disconnect.set()
+    await asyncio.wait_for(call, 20)
+    refused = await ask(guarded, "thrifty", "x")
+    assert (refused.status_code, code_of(refused)) == (429, "rate_limit_exceeded")
+    # 78 of 40 tokens, and one more is wanted. Twice it would be more than a minute and a half later.
+    assert 40 <= int(refused.headers["retry-after"]) <= 59
 
 
 COSTLY = "x" * 30  # of the 40 tokens that "thrifty" has
