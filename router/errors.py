@@ -6,6 +6,7 @@
     │   ├── AllBusy                  some are alive, none has room: try again after `retry_after_s`
     │   ├── ReplicaLost              it died, or broke off, under this request; caught by the router itself
     │   └── TooManyDeaths            so many replicas died under this request that it is the suspect
+    ├── AnswerNotTaken               its client stays and takes nothing of it
     ├── RouterUnheard                another Router may keep what is asked for, and does not answer: try again
     ├── PromptsBusy                  others' prompts are to be tokenized before this request's: try again
     ├── BodiesBusy                   other requests' large bodies are to be worked on first: try again
@@ -81,6 +82,14 @@ class TooManyDeaths(RoutingError):
         )
         self.request_id = request_id
         self.deaths = deaths
+
+
+class AnswerNotTaken(ServingError):
+    """A client has its connection open and takes nothing of its stream."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"The answer was not read: nothing of it was taken for {limit_s:g} seconds.")
+        self.limit_s = limit_s
 
 
 class RouterUnheard(ServingError):

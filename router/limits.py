@@ -24,6 +24,9 @@ class Limits:
     # Without a byte of one that is under way: a network may lose its way for so long. Whoever only stops in
     # the middle would keep room that is everybody's.
     max_body_pause_seconds: int = 10
+    # In which a client takes nothing of a stream that is there for it: whoever only stays would keep its
+    # place. 4 MB fit between it and us, and 1.2 of them are read before more is taken: this is 1.3 KB/s.
+    max_unread_seconds: int = 900
     max_json_depth: int = 64  # nested arrays and objects; tool schemas need about ten
     max_messages: int = 4096  # of a chat, and calls in all of them: templates write each
     max_prompts: int = 64  # of a completions body: each is a request of its own to a replica
@@ -58,6 +61,7 @@ _RANGES = {
     "max_body_bytes": (1024, 1 << 30),
     "max_bodies_bytes": (1 << 16, 1 << 40),
     "max_body_pause_seconds": (1, 3600),
+    "max_unread_seconds": (1, 86_400),
     "max_json_depth": (4, 128),  # the parser's own end is at 200
     "max_structure_bytes": (256, MAX_SOURCE_BYTES),  # the stacks that they are compiled on hold no more
     "max_compile_seconds": (1, 60),

@@ -269,7 +269,8 @@ class _Routes:
     ) -> Response:
         """Waits for the first token: until then a failure still has a status code of its own."""
         events = await opened.enter_async_context(aclosing(self._events(request, answer, tally)))
-        return SseResponse(await anext(events), events, self._routing_headers(answer))
+        limit_s = self._service.config.limits.max_unread_seconds
+        return SseResponse(await anext(events), events, self._routing_headers(answer), limit_s)
 
     async def _events(self, request: Request, answer: Answer, tally: Tally) -> AsyncGenerator[bytes, None]:
         """A failure after the first event ends in an error event, then in BrokenStream: a cut connection."""

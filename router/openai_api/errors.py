@@ -74,6 +74,7 @@ _TABLE: dict[type[BaseException], _Row] = {
     shared.StructureRefused: _Row(400, INVALID_REQUEST, "invalid", "invalid_value"),
     # It would not be read the next time either.
     shared.LeftUnread: _Row(408, TIMEOUT, "invalid", "answer_not_read", is_final=True),
+    errors.AnswerNotTaken: _Row(408, TIMEOUT, "invalid", "answer_not_read", is_final=True),
     # Load: try again.
     errors.AllBusy: _BUSY,
     shared.QueueFull: _BUSY,

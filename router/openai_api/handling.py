@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cache.errors import DeadlineExceeded, LeftUnread, ServingError
-from router.errors import MalformedJson
+from router.errors import AnswerNotTaken, MalformedJson
 from router.limits import Limits
 from router.openai_api.answer import is_deadline_clients
 from router.openai_api.body import parse_object, read_limited
@@ -79,7 +79,7 @@ class Tally:
             self._was_clients_deadline = True
             self.end(CLIENT_DEADLINE)
         else:
-            is_broken = has_begun and not isinstance(error, LeftUnread)  # which is its client's doing
+            is_broken = has_begun and not isinstance(error, LeftUnread | AnswerNotTaken)  # its client's doing
             self.end(BROKEN_STREAM if is_broken else outcome_of(error))
 
     def log_failure(self, error: BaseException, request: Request) -> None:

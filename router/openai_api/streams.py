@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from cache.errors import ServingError
 from cache.messages import Delta
+from router.errors import AnswerNotTaken
 
 DONE = b"data: [DONE]\n\n"
 _QUEUED_PER_GENERATION = 4  # deltas: a slow client then slows the pulling, not the memory
@@ -146,7 +147,8 @@ async def _until_disconnect(receive: Receive) -> None:
 
 
 class SseResponse(Response):
-    """Sends events until they end, fail or the client goes; whichever it is, closes their source.
+    """Sends events until they end, fail, the client goes or takes nothing any more; whichever it is, closes
+    their source.
 
     Starlette's StreamingResponse leaves the source to the garbage collector when sending is what was
     interrupted; a generation would go on until then.
@@ -154,34 +156,60 @@ class SseResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
-        """first: already taken from the source, so that the source has begun and will be closed."""
+    def __init__(
+        self, first: bytes, rest: AsyncGenerator[bytes, None], headers: dict[str, str], max_unread_s: float
+    ) -> None:
+        """first: already taken from the source, so that the source has begun and will be closed.
+
+        max_unread_s: for which what has been sent last may wait for the client.
+        """
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]  # unknown
         self._first = first
         self._rest = rest
+        self._max_unread_s = max_unread_s
+        self._unread_since: float | None = None  # the loop's time; None: all that was sent has been taken
         self._is_whole = False  # the last event was sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.create_task(self._send(send))
         watcher = asyncio.create_task(_until_disconnect(receive))
         try:
-            await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            await self._until_one_ends({sender, watcher})
             if sender.done() or self._is_whole:
                 await sender  # raises what cuts the connection
+        except AnswerNotTaken as error:
+            await cancel_and_wait([sender])
+            with contextlib.suppress(StopAsyncIteration):  # all of it was sent
+                await self._rest.athrow(error)  # it hears why it ends: its last word nobody would read
+            raise
         finally:
             try:
                 await cancel_and_wait([sender, watcher])
             finally:  # a server may cancel it while it waits for those
                 await self._rest.aclose()
 
+    async def _until_one_ends(self, tasks: Collection[asyncio.Task[None]]) -> None:
+        """Raises AnswerNotTaken. One timer for all that is sent: most answers end before it does."""
+        clock, left_s = asyncio.get_running_loop().time, self._max_unread_s
+        while left_s > 0.0:
+            done, _ = await asyncio.wait(tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+            now = clock()
+            since = now if self._unread_since is None else self._unread_since
+            left_s = since + self._max_unread_s - now
+        raise AnswerNotTaken(self._max_unread_s)
+
     async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._send_in_time(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}, send
+        )
         await self._send_piece(self._first, send)
         async for content in self._rest:
             await self._send_piece(content, send)
         if not self._is_whole:
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send_in_time({"type": "http.response.body", "body": b"", "more_body": False}, send)
 
     async def _send_piece(self, content: bytes, send: Send) -> None:
         """The last piece ends the body too: one write to the connection instead of two.
@@ -189,4 +217,12 @@ class SseResponse(Response):
         What the server receives from then on is a disconnect, which is none.
         """
         self._is_whole = content.endswith(DONE)
-        await send({"type": "http.response.body", "body": content, "more_body": not self._is_whole})
+        await self._send_in_time(
+            {"type": "http.response.body", "body": content, "more_body": not self._is_whole}, send
+        )
+
+    async def _send_in_time(self, message: Message, send: Send) -> None:
+        """Returns when the server has room for more."""
+        self._unread_since = asyncio.get_running_loop().time()
+        await send(message)
+        self._unread_since = None

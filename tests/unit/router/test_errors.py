@@ -15,6 +15,7 @@ EXAMPLES = [
     errors.AllBusy(2, 4.2),
     errors.ReplicaLost("its connection was cut"),
     errors.TooManyDeaths("req-1", 2),
+    errors.AnswerNotTaken(900),
     errors.RouterUnheard(),
     errors.PromptsBusy(64),
     errors.BodiesBusy(),

@@ -26,6 +26,7 @@ SECRET = "a secret prompt"
         (errors.BodyTooLarge(1), 413, "body_too_large", "invalid"),
         (errors.BodyTooSlow(1, 10, 16384), 408, "body_too_slow", "invalid"),
         (shared.LeftUnread(9, 8), 408, "answer_not_read", "invalid"),
+        (errors.AnswerNotTaken(900), 408, "answer_not_read", "invalid"),
         (errors.AllBusy(2, 3.2), 429, "server_busy", "busy"),
         (shared.QueueFull(1, 1), 429, "server_busy", "busy"),
         (errors.PromptsBusy(64), 429, "server_busy", "busy"),
@@ -72,6 +73,7 @@ def test_who_is_told_not_to_come_again() -> None:
         errors.TooManyDeaths("r", 2),
         shared.DeadlineExceeded(1, 2),
         shared.LeftUnread(9, 8),
+        errors.AnswerNotTaken(900),
         shared.RefusedEverywhere("x"),
         shared.AdmissionFailed("x"),
     ):

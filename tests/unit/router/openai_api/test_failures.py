@@ -14,13 +14,15 @@ from cache.errors import DeadlineExceeded, ForwardFailed, LeftUnread, QueueFull
 from cache.errors import PromptTooLong as ReplicaPromptTooLong
 from cache.messages import Delta
 from router.dashboard.view import Dashboard
-from router.errors import NoReplica, ReplicaLost
+from router.errors import AnswerNotTaken, NoReplica, ReplicaLost
 from router.fleet.gather import FleetMetrics
 from router.insight.insight import Insight
+from router.limits import Limits
 from router.openai_api.about import About
 from router.openai_api.failures import FailureMiddleware
 from router.openai_api.prefixes import Prefixes
 from router.openai_api.streams import BrokenStream
+from tests.fakes.generations import assert_nothing_in_flight
 from tests.fakes.http import MODEL, RouterUnderTest, asgi_call, error_of, events_of
 
 SECRET = "a secret prompt"
@@ -74,6 +76,18 @@ async def test_a_stream_that_its_client_did_not_read_is_no_failure_of_ours(route
     assert isinstance(sent[-1], BrokenStream)
     assert router.metric("warmpath_requests_total", endpoint="completions", outcome="invalid") == 1
     assert router.metric("warmpath_requests_total", endpoint="completions", outcome="broken_stream") == 0
+
+
+async def test_a_client_that_takes_nothing_keeps_no_place() -> None:
+    """It had one at the Router and one at the replica for as long as it stayed, whatever was computed."""
+    async with RouterUnderTest(limits=Limits(max_unread_seconds=1)) as router:
+        router.answer_with(Delta("a", (1,), 0), Delta("b", (2,), 0), then_hang=True)
+        body = {"model": MODEL, "prompt": "x", "stream": True}
+        sent = await asgi_call(router.api, "/v1/completions", body, asyncio.Event(), reads=False)
+        assert isinstance(sent[-1], AnswerNotTaken)
+        assert (router.calls.running, router.calls.cancelled) == (0, 1)
+        assert_nothing_in_flight(router)
+        assert router.metric("warmpath_requests_total", endpoint="completions", outcome="invalid") == 1
 
 
 async def test_without_replicas_the_answer_is_503(router: RouterUnderTest) -> None:

@@ -11,6 +11,7 @@ import pytest
 from starlette.types import Message
 
 from cache.messages import Delta, FinishReason
+from router.errors import AnswerNotTaken
 from router.openai_api.streams import DONE, Indexed, SseResponse, event, merge
 from tests.fakes.http import RouterUnderTest
 
@@ -134,8 +135,49 @@ async def test_the_last_event_ends_the_body_and_the_source_is_heard_out(pieces: 
         return {"type": "http.disconnect"}
 
     events = rest()
-    await SseResponse(pieces[0], events, {})({"type": "http"}, receive, send)
+    await SseResponse(pieces[0], events, {}, 60.0)({"type": "http"}, receive, send)
     bodies = [message for message in sent if message["type"] == "http.response.body"]
     assert [message["body"] for message in bodies] == pieces
     assert [message["more_body"] for message in bodies] == [True] * (len(pieces) - 1) + [False]
     assert ended == ["source"]
+
+
+async def never(*_messages: Message) -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_a_client_that_takes_nothing_is_left_and_the_source_hears_why(is_last: bool) -> None:
+    heard: list[BaseException] = []
+
+    async def rest() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b""
+        except AnswerNotTaken as error:
+            heard.append(error)
+            yield event(b"nobody reads this")
+
+    events = rest()
+    await anext(events)
+    if is_last:
+        await events.aclose()
+    with pytest.raises(AnswerNotTaken, match=r"nothing of it was taken for 0\.01 seconds") as caught:
+        await SseResponse(event(b"1"), events, {}, 0.01)({"type": "http"}, never, never)
+    assert heard == ([] if is_last else [caught.value])
+    assert [content async for content in events] == []
+
+
+async def test_a_source_may_take_as_long_as_it_likes() -> None:
+    """Only what is there for the client can be left unread."""
+    sent: list[Message] = []
+
+    async def rest() -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(0.05)
+        yield DONE
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await SseResponse(event(b"1"), rest(), {}, 0.01)({"type": "http"}, never, send)
+    assert sent[-1]["body"] == DONE
