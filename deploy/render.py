@@ -15,7 +15,7 @@ import yaml
 from cache.errors import ConfigError
 from deploy.errors import DeployFileError
 from deploy.preflight import check_models
-from deploy.serve_file import ServeFile, load_mapping
+from deploy.serve_file import DEPLOYMENTS, IMPORT_PATH, ServeFile, load_mapping
 
 NAME_KEY = "name"  # applications and deployments are told apart by it
 
@@ -87,7 +87,9 @@ def merge(base: Any, change: Any) -> Any:
         return {key: value for key, value in merged.items() if change.get(key, value) is not None}
     if isinstance(change, Mapping):
         return {key: merge(None, value) for key, value in change.items() if value is not None}
-    if _is_named(base) and _is_named(change):
+    if _is_named(change):
+        if not _is_named(base):
+            return [merge(None, item) for item in change]
         changes = {item[NAME_KEY]: item for item in change}
         kept = [merge(item, changes.pop(item[NAME_KEY], {})) for item in base]
         return kept + [merge(None, item) for item in changes.values()]
@@ -117,8 +119,10 @@ def _named(change: dict[str, Any], content: Mapping[str, Any], path: Path) -> di
     """
     known = {app[NAME_KEY]: app for app in content["applications"]}
     for app in _items_of(change, "applications", known, path):
-        deployments = [each[NAME_KEY] for each in known[app[NAME_KEY]].get("deployments", [])]
-        _items_of(app, "deployments", deployments, path)
+        theirs = known[app[NAME_KEY]]
+        is_ours = theirs.get("import_path") == IMPORT_PATH  # whose two are there also where none is mentioned
+        deployments = [each[NAME_KEY] for each in theirs.get("deployments", [])]
+        _items_of(app, "deployments", DEPLOYMENTS if is_ours else deployments, path)
     return change
 
 

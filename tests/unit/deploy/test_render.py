@@ -78,6 +78,24 @@ def test_settings_change_their_keys_alone(tmp_path: Path) -> None:
     assert rendered(DEPLOY, [first]).num_replicas == 3
 
 
+def test_settings_go_over_a_file_that_leaves_all_deployments_as_they_are(tmp_path: Path) -> None:
+    """Such a file serves by defaults; laid over it, base settings were refused for want of names."""
+    content = yaml.safe_load(DEPLOY.read_text())
+    del content["applications"][0]["deployments"]
+    path = tmp_path / "deploy.yaml"
+    path.write_text(yaml.safe_dump(content))
+    change = [{"name": "Replica", "num_replicas": None, "autoscaling_config": {"max_replicas": 3}}]
+    file = rendered(path, [settings(tmp_path, application(deployments=change))])
+    assert file.content["applications"][0]["deployments"] == [
+        {"name": "Replica", "autoscaling_config": {"max_replicas": 3}}
+    ]
+    base = ROOT / "k8s" / "base" / "settings.yaml"
+    assert rendered(path, [base]).options("Replica")["ray_actor_options"]["resources"] == {"engine": 1}
+    misspelt = settings(tmp_path, application(deployments=[{"name": "Replicas"}]))
+    with pytest.raises(DeployFileError, match="must be one of Router, Replica"):
+        rendered(path, [misspelt])
+
+
 def test_is_the_same_text_every_time_and_a_patch_holds_it_unchanged(tmp_path: Path) -> None:
     file = rendered(DEPLOY)
     text = patch(file, service="warmpath", command="python -m deploy render")
