@@ -1,4 +1,4 @@
-"""`autoscaling_config` of a deployment, with what Serve finds only when it deploys, or never, refused.
+"""How many replicas a deployment has, with what Serve finds only when it deploys, or never, refused.
 
 Serve drops keys it does not know, builds the rest on its controller, and imports and builds the policy there.
 Here all of that happens first. Knows Serve's options; knows neither Routers nor engines.
@@ -26,7 +26,11 @@ _WHOLE = TypeAdapter(int)
 
 def check_scaling(where: str, options: Mapping[str, Any]) -> None:
     """options: one deployment's. Raises UnknownKey, or ConfigError with key, value and range."""
-    scaling = options.get("autoscaling_config")
+    number, scaling = options.get("num_replicas"), options.get("autoscaling_config")
+    if not (number is None or isinstance(number, int) or number == "auto"):
+        # The one number that Serve does not take as text; it would name all options and not this.
+        needed = "must be a whole number, and not in quotes, or auto"
+        raise ConfigError(f"{where}.num_replicas", number, needed)
     if scaling is None:
         return
     where = f"{where}.autoscaling_config"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from ray.serve.schema import (
     DeploymentSchema,
     HTTPOptionsSchema,
@@ -82,6 +82,7 @@ class ServeFile:
         _check_capacity(schema.target_capacity)
         _check_deployments(application)
         _check_environments(application)
+        _check_resources(application)
         _require_one_loop(application)
         app = AppConfig.from_args(application.get("args") or {})
         overrides, where = _router_variable(application, ROUTER_VARIABLE)
@@ -104,7 +105,8 @@ class ServeFile:
         )
 
     def options(self, deployment: str) -> Mapping[str, Any]:
-        """Serve's options of one deployment as the file gives them; empty if it is not mentioned."""
+        """Serve's options of one deployment as the file gives them, numbers as Serve reads them; empty if it
+        is not mentioned."""
         return options_of(_our_application(self.path, self.content), deployment)
 
     def with_port(self, port: int) -> dict[str, Any]:
@@ -294,6 +296,16 @@ def _check_environments(application: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{where}.env_vars.{key}", HIDDEN, needed)
 
 
+def _check_resources(application: Mapping[str, Any]) -> None:
+    """Serve's schema takes anything, and Ray refuses text when the application is built."""
+    for each in application.get("deployments", []):
+        resources = (each.get("ray_actor_options") or {}).get("resources") or {}
+        for name, amount in resources.items():
+            if not isinstance(amount, int | float) or amount < 0:
+                where = f"{_place_of(application)}.deployments.{each['name']}.ray_actor_options.resources"
+                raise ConfigError(f"{where}.{name}", amount, "must be a number, 0 or more, and not in quotes")
+
+
 def _require_one_loop(application: Mapping[str, Any]) -> None:
     """`ray_actor_options` in the file replaces `deploy/app.py`'s, and with it a variable the Router needs."""
     if options_of(application, "Router").get("ray_actor_options") is None:
@@ -316,31 +328,40 @@ def _router_variable(application: Mapping[str, Any], name: str) -> tuple[str | N
 
 def _require_gpus(application: Mapping[str, Any], device: str, num_ranks: int) -> None:
     """Likewise the GPU that `deploy/app.py` asks Ray for: without it Ray gives none, and hides none."""
-    for deployment in application.get("deployments", []):
-        options = deployment.get("ray_actor_options")
-        if deployment.get("name") != "Replica" or options is None or device == "cpu":
-            continue
-        where = f"{_place_of(application)}.deployments.Replica.ray_actor_options.num_gpus"
-        if options.get("num_gpus") is None or (device == "cuda" and not options["num_gpus"]):
-            accepted = str(num_ranks) if num_ranks > 1 else "above 0 and at most 1"
-            without = "" if device == "cuda" else ", or 0 where there are no GPUs"
-            needed = f"must be {accepted} where ray_actor_options is set and device is {device}{without}"
-            raise ConfigError(where, options.get("num_gpus"), needed)
-        num_gpus = float(options["num_gpus"])
-        if num_gpus and num_gpus != num_ranks and max(num_gpus, num_ranks) > 1:
-            # Each rank computes on a card of its own; a card more would be nobody's.
-            raise ConfigError(
-                where, options["num_gpus"], f"must be {num_ranks}, as args.replica.tensor_parallel is"
-            )
+    options = options_of(application, "Replica").get("ray_actor_options")
+    if options is None or device == "cpu":
+        return
+    where = f"{_place_of(application)}.deployments.Replica.ray_actor_options.num_gpus"
+    num_gpus = options.get("num_gpus")
+    if num_gpus is None or (device == "cuda" and not num_gpus):
+        accepted = str(num_ranks) if num_ranks > 1 else "above 0 and at most 1"
+        without = "" if device == "cuda" else ", or 0 where there are no GPUs"
+        needed = f"must be {accepted} where ray_actor_options is set and device is {device}{without}"
+        raise ConfigError(where, num_gpus, needed)
+    if num_gpus and num_gpus != num_ranks and max(num_gpus, num_ranks) > 1:
+        # Each rank computes on a card of its own; a card more would be nobody's.
+        raise ConfigError(where, num_gpus, f"must be {num_ranks}, as args.replica.tensor_parallel is")
 
 
 def options_of(application: Mapping[str, Any], deployment: str) -> Mapping[str, Any]:
-    """One deployment's options as the file gives them; empty if it is not mentioned."""
+    """One deployment's options as the file gives them, numbers as Serve reads them; empty if it is not
+    mentioned."""
     for options in application.get("deployments", []):
         if options.get("name") == deployment:
-            found: Mapping[str, Any] = options
-            return found
+            return _with_numbers(options, DeploymentSchema.model_validate(options))
     return {}
+
+
+def _with_numbers(given: Mapping[str, Any], read: BaseModel) -> dict[str, Any]:
+    """`given` with numbers where Serve's schema has taken text for them."""
+    result = dict(given)
+    for key, value in given.items():
+        as_read = getattr(read, key, None)
+        if isinstance(value, Mapping) and isinstance(as_read, BaseModel):
+            result[key] = _with_numbers(value, as_read)
+        elif isinstance(value, str) and isinstance(as_read, int | float):
+            result[key] = as_read
+    return result
 
 
 def _refuse_typos(content: Mapping[str, Any]) -> None:

@@ -39,7 +39,10 @@ class Contender:
         options = _deployment(_application(self.content), "Replica")
         scaling = _mapping_in(options, "autoscaling_config")
         number = scaling.get("min_replicas") if scaling else options.get("num_replicas")
-        return number if isinstance(number, int) else 1  # not said, or as many as the work wants
+        try:
+            return int(float(number or 1))  # text, too, which Serve takes here for the number it says
+        except ValueError:
+            return 1  # as many as the work wants
 
     def url(self, port: int) -> str:
         """Where it answers, started with that port."""

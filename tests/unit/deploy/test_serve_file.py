@@ -133,6 +133,41 @@ def test_a_check_of_serves_of_several_settings_shows_their_names_alone(
     assert "sixteen-characters" not in str(caught.value)
 
 
+@pytest.mark.parametrize("number", ["2", 2.0, "many", ["auto"]])
+def test_a_number_of_replicas_that_serve_takes_for_none_is_named(
+    content: dict[str, Any], tmp_path: Path, number: object
+) -> None:
+    """Serve's own words are shown for all options, and the one that was wrong has to be found."""
+    content["applications"][0]["deployments"][1]["num_replicas"] = number
+    said = r"^applications\.warmpath\.deployments\.Replica\.num_replicas = .*: must be a whole number"
+    with pytest.raises(ConfigError, match=said):
+        read(tmp_path, content)
+
+
+def test_text_that_serve_takes_for_numbers_is_one_to_whoever_asks(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    numbers = {"max_ongoing_requests": 2000, "max_replicas_per_node": 1, "max_surge_percent": 50}
+    replica = content["applications"][0]["deployments"][1]
+    replica |= {key: str(number) for key, number in numbers.items()}
+    replica["ray_actor_options"] = {"num_cpus": "0.5", "num_gpus": "0", "resources": {"engine": 1}}
+    options = read(tmp_path, content).options("Replica")
+    assert {key: options[key] for key in numbers} == numbers
+    assert options["ray_actor_options"] == {"num_cpus": 0.5, "num_gpus": 0, "resources": {"engine": 1}}
+
+
+@pytest.mark.parametrize("amount", ["1", None, -1, [1]])
+def test_resources_that_ray_would_refuse_when_it_builds_are_named(
+    content: dict[str, Any], tmp_path: Path, amount: object
+) -> None:
+    """Serve's schema takes anything, and the application failed to deploy: on Kubernetes that is final."""
+    replica = content["applications"][0]["deployments"][1]
+    replica["ray_actor_options"] = {"num_gpus": 0, "resources": {"engine": amount}}
+    where = r"deployments\.Replica\.ray_actor_options\.resources\.engine = .*: must be a number, 0 or more"
+    with pytest.raises(ConfigError, match=where):
+        read(tmp_path, content)
+
+
 def test_two_applications_under_one_prefix_are_told_by_name(content: dict[str, Any], tmp_path: Path) -> None:
     content["applications"][0]["args"]["router"]["debug_token"] = "sixteen-characters"
     content["applications"].append({"name": "b", "import_path": "x:y", "route_prefix": "/"})
@@ -158,7 +193,9 @@ def test_routers_own_actor_options_keep_the_one_loop(content: dict[str, Any], tm
         ("cuda", {"num_cpus": 1}, 1, "above 0 and at most 1 where .* is cuda"),
         ("cuda", {"num_gpus": 0}, 1, "above 0 and at most 1 where .* is cuda"),
         ("cuda", {"num_gpus": 0}, 2, "2 where .* is cuda"),
+        ("cuda", {"num_gpus": "0"}, 1, "above 0 and at most 1 where .* is cuda"),
         ("auto", {"num_gpus": 0}, 1, None),
+        ("auto", {"num_gpus": "0"}, 1, None),
         ("cuda", {"num_gpus": 0.5}, 1, None),
         ("cpu", {"num_cpus": 1}, 1, None),
     ],
@@ -177,7 +214,7 @@ def test_replicas_own_actor_options_keep_the_gpu(
     if told is None:
         read(tmp_path, content)
         return
-    with pytest.raises(ConfigError, match=rf"num_gpus = (null|0): must be {told}$"):
+    with pytest.raises(ConfigError, match=rf"num_gpus = (null|0(\.0)?): must be {told}$"):
         read(tmp_path, content)
 
 

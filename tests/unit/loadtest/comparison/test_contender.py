@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from deploy.router_variable import ROUTER_VARIABLE
+from deploy.serve_file import ServeFile
 from loadtest.commands.serving import policy_names
 from loadtest.comparison.contender import (
     RAY_ROUTER,
@@ -234,8 +235,10 @@ def test_a_heading_with_nothing_below_it_is_as_none(content: str, tmp_path: Path
         ("num_replicas: auto", 1),
         ("num_replicas: null", 1),
         ("autoscaling_config: {min_replicas: 3, max_replicas: 4}", 3),
+        ("autoscaling_config: {min_replicas: '3', max_replicas: '4'}", 3),  # as Serve reads them
+        ("autoscaling_config: {min_replicas: 3.0, max_replicas: 4}", 3),
         ("autoscaling_config: {max_replicas: 4}", 1),
-        ("autoscaling_config: {initial_replicas: 2}", 1),
+        ("autoscaling_config: {initial_replicas: 2, max_replicas: 4}", 1),
     ],
 )
 def test_as_many_replicas_are_waited_for_as_there_are_at_least(
@@ -245,6 +248,7 @@ def test_as_many_replicas_are_waited_for_as_there_are_at_least(
     file = tmp_path / "mine.yaml"
     file.write_text(f"{OURS}deployments: [{{name: Replica, {said}}}]}}]")
     assert read_contender(file, Changes()).num_replicas == number
+    assert ServeFile.read(file).num_replicas == number
 
 
 def test_a_number_of_replicas_takes_the_place_of_autoscaling(tmp_path: Path) -> None:
