@@ -20,7 +20,7 @@ from loadtest.comparison.contender import (
     of_routers,
     read_contender,
 )
-from loadtest.comparison.deployment import START_LIMIT_S, Deployment, check
+from loadtest.comparison.deployment import START_LIMIT_S, Deployment, check, check_environment
 from loadtest.comparison.errors import ComparisonError
 from loadtest.comparison.experiment import Experiment, Start, check_windows
 from loadtest.comparison.plan import Cell, Plan, Search
@@ -217,6 +217,7 @@ def carry_out(plan: Plan, options: argparse.Namespace, console: Console, command
     check_plots(with_plots=not options.no_plots)
     check_folder(options.out)
     check_windows(plan)
+    check_environment()
     for contender in plan.contenders:
         check(contender)
     console.print(f"About {in_words(expected_s(plan))}; Ctrl-C reports what ran until then.")

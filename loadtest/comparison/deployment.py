@@ -16,6 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,12 +24,23 @@ from typing import Self
 import yaml
 
 from deploy.ports import free_base
+from deploy.router_variable import ROUTER_VARIABLE
 from loadtest.comparison.contender import Contender
 from loadtest.comparison.errors import BadDeployment, DeploymentFailed
 
 START_LIMIT_S, STOP_LIMIT_S = 240.0, 60.0
 _POLL_S = 0.2
 _SHOWN_CHARS = 3000  # of its log
+
+
+def check_environment(environment: Mapping[str, str] = os.environ) -> None:
+    """Every contender is started in it. Raises BadDeployment for what would be laid over all their settings:
+    they would be one deployment under several names."""
+    if ROUTER_VARIABLE in environment:
+        raise BadDeployment(
+            f"{ROUTER_VARIABLE} is set in this shell and would be laid over every contender: unset it; what "
+            "their Routers are to have goes into their files"
+        )
 
 
 def check(contender: Contender) -> None:

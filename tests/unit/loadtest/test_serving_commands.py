@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.router_variable import ROUTER_VARIABLE
 from loadtest.__main__ import BAD_REQUEST, COMMANDS, _parser, main
 from loadtest.commands import bench_fleet, serving
 from loadtest.comparison.plan import Plan
@@ -66,6 +67,24 @@ def test_what_makes_no_sense_is_named(
     arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert told in said(arguments, tmp_path, capsys, BAD_REQUEST)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "--policy", "expected_time,round_robin"],
+        ["sweep", "--policy", "expected_time,round_robin", "--ttft", "1"],
+        ["bench-fleet"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_a_shell_would_lay_over_every_contender_is_refused(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them ran the one policy that it names, under as many names as were asked for."""
+    monkeypatch.setenv(ROUTER_VARIABLE, "policy: random")
+    told = said(arguments, tmp_path, capsys, BAD_REQUEST)
+    assert "WARMPATH_ROUTER is set in this shell" in told
 
 
 @pytest.mark.parametrize(
