@@ -1,7 +1,7 @@
-"""Whether what the Serve config asks for fits into the pods: slots, CPUs, GPUs and threads.
+"""Whether what the Serve config asks for fits into the pods: slots, CPUs, GPUs, memory and threads.
 
 At rest, in full, and during a rolling update: a deployment that does not fit waits for ever without an
-error. Pure arithmetic over one overlay.
+error, and a GPU that nobody may use is paid for. Pure arithmetic over one overlay.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cache.counted import counted
 from deploy.cpus import cpus_each
 from deploy.scaling_options import replica_bounds
 from deploy.serve_file import ServeFile
 from k8s.findings import Finding
-from k8s.manifests import Manifests, Pod, named, quantity, selects
+from k8s.manifests import RAY_SERVICE, Manifests, Pod, named, quantity, selects
+from replica.memory import human_bytes
 
 SLOT_BY_DEPLOYMENT = {"Router": "router", "Replica": "engine"}
 """The custom Ray resource that places each deployment on its own group of pods."""
+
+_FIXED = "without enableInTreeAutoscaling (components/autoscaling) there are as many pods as `replicas` says"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +38,10 @@ class Demand:
 
 def capacity_findings(where: str, manifests: Manifests, config: ServeFile) -> Iterator[Finding]:
     pods = [pod for pod in manifests.pods() if pod.is_ray]
+    advice = "" if _is_scaled(manifests) else f"; {_FIXED}"
     for name, slot in SLOT_BY_DEPLOYMENT.items():
         demand = _demand(name, config.options(name))
-        if slot not in demand.per_replica:
+        if not demand.per_replica.get(slot):
             yield Finding(
                 where, f"serveConfigV2/{name}", f"ray_actor_options.resources must ask for {slot!r}"
             )
@@ -46,17 +51,27 @@ def capacity_findings(where: str, manifests: Manifests, config: ServeFile) -> It
             places = sum((pod.min_pods if low else pod.max_pods) * _places(demand, pod) for pod in fitting)
             if places < wanted:
                 message = f"{wanted} replicas {when}, places for {places}: {_shape(demand, fitting)}"
+                message += "" if low else advice
                 yield Finding(where, f"serveConfigV2/{name}", message)
+        for pod in fitting:
+            for message in _idle(demand, pod, fitting):
+                yield Finding(where, pod.owner, message)
     for pod in pods:
         for message in _pod(pod, config):
             yield Finding(where, pod.owner, message)
     yield from _budgets(where, manifests, config)
 
 
+def _is_scaled(manifests: Manifests) -> bool:
+    services = manifests.of_kind(RAY_SERVICE)
+    return any(each["spec"]["rayClusterConfig"].get("enableInTreeAutoscaling") for each in services)
+
+
 def _demand(name: str, options: Mapping[str, Any]) -> Demand:
     actor = options.get("ray_actor_options", {})
-    per_replica = {"CPU": cpus_each(name, options), "GPU": actor.get("num_gpus", 0)}
-    per_replica |= actor.get("resources", {})
+    per_replica = {"CPU": cpus_each(name, options), "GPU": actor.get("num_gpus") or 0}
+    per_replica |= {"memory": actor["memory"]} if actor.get("memory") else {}
+    per_replica |= actor.get("resources") or {}
     low, high = replica_bounds(options)
     surge = math.ceil(high * options.get("max_surge_percent", 0) / 100)
     return Demand(name, per_replica, low, high + surge, options.get("max_replicas_per_node"))
@@ -86,13 +101,35 @@ def _budgets(where: str, manifests: Manifests, config: ServeFile) -> Iterator[Fi
 
 def _places(demand: Demand, pod: Pod) -> int:
     """Replicas that one pod holds."""
-    counts = [math.floor(pod.slots.get(key, 0) / value) for key, value in demand.per_replica.items() if value]
+    offered = {**pod.slots, "memory": float(pod.ray_params.get("memory", pod.memory_bytes))}
+    counts = [math.floor(offered.get(key, 0) / value) for key, value in demand.per_replica.items() if value]
     return min([*counts, *([] if demand.per_pod is None else [demand.per_pod])])
 
 
+def _idle(demand: Demand, pod: Pod, fitting: list[Pod]) -> Iterator[str]:
+    """Pods with GPUs that are always there, and that no replica ever needs."""
+    per_pod = _places(demand, pod)
+    if not per_pod or not pod.slots["GPU"]:
+        return
+    spare = sum(each.min_pods * _places(demand, each) for each in fitting) - demand.high
+    idle = min(pod.min_pods, spare // per_pod)
+    if idle > 0:
+        yield (
+            f"{pod.min_pods} pods with GPUs are always there, {idle} more than {demand.high} replicas of "
+            f"{demand.name} ever take: lower replicas and minReplicas, or raise max_surge_percent, so that a "
+            "rolling update starts new ones there"
+        )
+
+
 def _shape(demand: Demand, pods: list[Pod]) -> str:
-    each = ", ".join(f"{pod.group} {pod.min_pods}-{pod.max_pods} pods of {pod.slots}" for pod in pods)
+    each = ", ".join(f"{pod.group} {_number(pod)} of {pod.slots}" for pod in pods)
     return f"one asks for {dict(demand.per_replica)}; {each or 'no pod offers it'}"
+
+
+def _number(pod: Pod) -> str:
+    if pod.min_pods == pod.max_pods:
+        return counted(pod.min_pods, "pod")
+    return f"{pod.min_pods}-{pod.max_pods} pods"
 
 
 def _pod(pod: Pod, config: ServeFile) -> Iterator[str]:
@@ -106,6 +143,13 @@ def _pod(pod: Pod, config: ServeFile) -> Iterator[str]:
     if not engines:
         return
     replica = config.app.replica
+    host_bytes = int(engines * replica.host_cache_gib * (1 << 30))
+    if host_bytes and host_bytes + pod.shared_bytes >= pod.memory_bytes:
+        yield (
+            f"args.replica.host_cache_gib is {replica.host_cache_gib:g}: {counted(int(engines), 'engine')} "
+            f"would keep {human_bytes(host_bytes)} beside {human_bytes(pod.shared_bytes)} of mounted memory; "
+            f"the container may use {human_bytes(pod.memory_bytes)}, processes and weights included"
+        )
     expected = "cuda" if gpus else "cpu"
     if replica.device != expected:
         yield f"args.replica.device is {replica.device}; these pods are for {expected}"

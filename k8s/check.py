@@ -6,8 +6,9 @@ hardening, capacity, and the Serve config inside with unknown keys refused. Star
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import yaml
@@ -18,6 +19,7 @@ from k8s.capacity import capacity_findings
 from k8s.findings import Finding
 from k8s.hardening import hardening_findings
 from k8s.manifests import RAY_SERVICE, Manifests
+from k8s.paths import path_findings
 from k8s.places import COMMAND, HERE, PLACES, Place, build, can_build, digest_line
 from k8s.promql import promql_findings
 from k8s.references import reference_findings
@@ -31,6 +33,7 @@ def check_all() -> Iterator[Finding]:
         yield from _drift(place)
         if place.kept.exists():
             yield from manifest_findings(place.name, beside(place.beside, place.kept.read_text()))
+    yield from prefix_findings(PLACES.values())
     yield from promql_findings()
     for example in sorted(EXAMPLES.glob("*.yaml")):
         yield from manifest_findings(f"examples/{example.name}", beside("gpu", example.read_text()))
@@ -59,6 +62,20 @@ def manifest_findings(where: str, manifests: Manifests) -> Iterator[Finding]:
     yield from hardening_findings(where, manifests, config)
     if config is not None:
         yield from capacity_findings(where, manifests, config)
+        yield from path_findings(where, manifests, config.route_prefix)
+
+
+def prefix_findings(places: Iterable[Place]) -> Iterator[Finding]:
+    """What is applied beside any overlay asks all of them for the same paths."""
+    names: dict[str, list[str]] = {}
+    for place in places:
+        with contextlib.suppress(ServingError):  # `_drift` tells
+            if place.settings:
+                names.setdefault(place.config().route_prefix, []).append(place.name)
+    if len(names) > 1:
+        told = "; ".join(f"{prefix} in {', '.join(each)}" for prefix, each in names.items())
+        message = f"must be one in all overlays, which share k8s/monitoring and k8s/examples: {told}"
+        yield Finding("overlays", "serveConfigV2/route_prefix", message)
 
 
 def _drift(place: Place) -> Iterator[Finding]:

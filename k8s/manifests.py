@@ -16,6 +16,7 @@ import yaml
 RAY_SERVICE = "RayService"
 HEAD_GROUP = "headgroup"
 GATEWAY_LABEL = "gateway.networking.k8s.io/gateway-name"
+MOST_PODS = (1 << 31) - 1  # of a group that names no maxReplicas
 GATEWAY_PORT = 80  # of the listener that KubeRay gives the Gateway it makes
 _SUFFIXES = {
     "": Decimal(1),
@@ -59,6 +60,24 @@ class Pod:
             for port in container.get("ports", ()):
                 found[port.get("name", str(port["containerPort"]))] = port["containerPort"]
         return found
+
+    @property
+    def memory_bytes(self) -> int:
+        """The first container's limit, 0 without one; Ray offers all of it where its options do not say."""
+        return int(quantity(self.main.get("resources", {}).get("limits", {}).get("memory", 0)))
+
+    @property
+    def shared_bytes(self) -> int:
+        """What the first container may put into memory that is mounted: it counts towards its limit."""
+        mounted = {mount["name"] for mount in self.main.get("volumeMounts", ())}
+        volumes = [
+            each["emptyDir"]
+            for each in self.spec.get("volumes", ())
+            if each["name"] in mounted and "emptyDir" in each
+        ]
+        return sum(
+            int(quantity(each.get("sizeLimit", 0))) for each in volumes if each.get("medium") == "Memory"
+        )
 
     @property
     def slots(self) -> dict[str, float]:
@@ -134,12 +153,13 @@ def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 def _ray_pods(service: Mapping[str, Any]) -> Iterator[Pod]:
     cluster = service["spec"]["rayClusterConfig"]
-    groups = [(HEAD_GROUP, cluster["headGroupSpec"], 1, 1)]
+    is_scaled = cluster.get("enableInTreeAutoscaling", False)
+    groups = [(HEAD_GROUP, cluster["headGroupSpec"], (1, 1))]
     groups += [
-        (group["groupName"], group, group["minReplicas"], group["maxReplicas"])
+        (group["groupName"], group, _numbers_of_pods(group, is_scaled=is_scaled))
         for group in cluster.get("workerGroupSpecs", ())
     ]
-    for name, group, low, high in groups:
+    for name, group, (low, high) in groups:
         template = group["template"]
         labels = {
             "app.kubernetes.io/name": "kuberay",
@@ -151,3 +171,15 @@ def _ray_pods(service: Mapping[str, Any]) -> Iterator[Pod]:
         }
         params = group.get("rayStartParams", {})
         yield Pod(f"{named(service)} {name}", name, labels, template["spec"], params, low, high)
+
+
+def _numbers_of_pods(group: Mapping[str, Any], *, is_scaled: bool) -> tuple[int, int]:
+    """Fewest and most pods of a worker group. Without Ray's autoscaler: `replicas` of them, within both.
+
+    What is left out is the definition's own: none at least, and any number.
+    """
+    low, high = group.get("minReplicas", 0), group.get("maxReplicas", MOST_PODS)
+    if is_scaled:
+        return low, high
+    number = min(max(low, group.get("replicas", 0)), high)
+    return number, number

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from k8s.check import beside, manifest_findings
+from k8s.check import beside, manifest_findings, prefix_findings
 from k8s.hardening import DRAIN_VARIABLE
 from k8s.manifests import GATEWAY_LABEL, Manifests, named, quantity
-from k8s.places import PLACES
+from k8s.places import PLACES, ROOT, Place
 
+SCRAPES = "kind: ScrapeConfig\nmetadata:\n  namespace: warmpath\n"  # as kustomize has it
 Break = Callable[[dict[str, dict[str, Any]]], None]
 
 
@@ -65,6 +70,28 @@ def two_cards_each(things: dict[str, dict[str, Any]]) -> None:
 
 def undrained(container: dict[str, Any]) -> None:
     container["env"] = [each for each in container["env"] if each["name"] != DRAIN_VARIABLE]
+
+
+def unscaled(things: dict[str, dict[str, Any]], pods: int) -> None:
+    """Without components/autoscaling, and so many pods for engines."""
+    for key in ("enableInTreeAutoscaling", "autoscalerOptions"):
+        drop(cluster(things), key)
+    head(things)["volumes"] = [each for each in head(things)["volumes"] if each["name"] != "kubernetes-api"]
+    group(things, 1).update(replicas=pods)
+
+
+def two_replicas(things: dict[str, dict[str, Any]], **others: Any) -> None:
+    """That do not scale, with these options besides."""
+    config = yaml.safe_load(things["RayService/warmpath"]["spec"]["serveConfigV2"])
+    options = config["applications"][0]["deployments"][1]
+    del options["autoscaling_config"]
+    options |= {"num_replicas": 2, **others}
+    things["RayService/warmpath"]["spec"]["serveConfigV2"] = yaml.safe_dump(config)
+
+
+def idle(things: dict[str, dict[str, Any]]) -> None:
+    unscaled(things, 8)
+    two_replicas(things)
 
 
 def drop(mapping: dict[str, Any], key: str) -> None:
@@ -172,6 +199,35 @@ GPU_CAPACITY: list[tuple[Break, str]] = [
     ),
     (lambda t: serve(t, "num_gpus: 1", "num_gpus: 2"), "num_gpus = 2: must be 1"),
     (two_cards_each, "8 replicas in full, places for 0"),
+    (
+        lambda t: unscaled(t, 3),
+        "places for 3: one asks for {'CPU': 1.0, 'GPU': 1, 'engine': 1}; engines 3 pods of",
+    ),
+    (
+        lambda t: unscaled(t, 3),
+        "; without enableInTreeAutoscaling (components/autoscaling) there are as many",
+    ),
+    (lambda t: drop(group(t, 1), "minReplicas"), "2 replicas at rest, places for 0"),
+    (idle, "8 pods with GPUs are always there, 6 more than 2 replicas of Replica ever take"),
+    (
+        lambda t: group(t, 1).update(minReplicas=9, maxReplicas=16),
+        "9 pods with GPUs are always there, 1 more",
+    ),
+    (
+        lambda t: serve(t, "device: cuda\n", "device: cuda\n      host_cache_gib: 47.5\n"),
+        "host_cache_gib is 47.5: 1 engine would keep 47.5 GiB beside 512.0 MiB of mounted memory; "
+        "the container may use 48.0 GiB",
+    ),
+    (lambda t: serve(t, "num_gpus: 1", "num_gpus: 1\n      memory: 60000000000"), "places for 0"),
+    (
+        lambda t: (
+            serve(t, "num_gpus: 1", "num_gpus: 1\n      memory: 40000000000"),
+            group(t, 1)["rayStartParams"].update(memory="30000000000"),
+        ),
+        "places for 0",
+    ),
+    (lambda t: serve(t, "max_surge_percent: 50", "max_surge_percent: '100'"), "4 replicas in full"),
+    (lambda t: serve(t, "engine: 1", "engine: '1'"), "resources.engine = '1': must be a number"),
 ]
 
 GPU_REFERENCES: list[tuple[Break, str]] = [
@@ -376,6 +432,60 @@ def test_mistake_in_monitoring_is_found(change: Break, words: str) -> None:
 def test_what_is_shipped_has_none(shipped: dict[str, Manifests], name: str) -> None:
     """So that each test above fails for its own mistake."""
     assert findings(shipped[name], lambda things: None) == []
+
+
+def engines_in_reserve(things: dict[str, dict[str, Any]]) -> None:
+    """A rolling update has a use for them."""
+    unscaled(things, 3)
+    two_replicas(things, max_surge_percent=50)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        engines_in_reserve,
+        lambda t: unscaled(t, 8),
+        lambda t: serve(t, "num_gpus: 1", "num_gpus: '1'"),
+        lambda t: serve(t, "max_surge_percent: 50", "max_surge_percent: '50'"),
+        lambda t: serve(t, "max_replicas_per_node: 1", "max_replicas_per_node: '1'"),
+        lambda t: serve(t, "device: cuda\n", "device: cuda\n      host_cache_gib: 40\n"),
+        lambda t: serve(t, "num_gpus: 1", "num_gpus: 1\n      memory: 40000000000"),
+        lambda t: serve(t, "route_prefix: /", "route_prefix: /llm"),
+    ],
+)
+def test_what_fits_is_fine(shipped: dict[str, Manifests], change: Break) -> None:
+    assert findings(shipped["ha"], change) == []
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        (
+            "monitoring/scrape-config.yaml",
+            "metricsPath is /metrics; should be /llm/metrics, since route_prefix",
+        ),
+        ("examples/ingress.yaml", "path /v1 is outside route_prefix /llm"),
+        ("examples/httproute.yaml", "path /v1 is outside route_prefix /llm"),
+    ],
+)
+def test_what_asks_beside_the_prefix_of_all_paths_is_found(example: str, said: str) -> None:
+    """Everything came up, and every scrape and request was a 404."""
+    text = (ROOT / "k8s" / example).read_text().replace("kind: ScrapeConfig\nmetadata:\n", SCRAPES)
+    prefixed = partial(serve, before="route_prefix: /", after="route_prefix: /llm")
+    told = findings(beside("gpu", text), prefixed)
+    assert [said in each for each in told] == [True]
+    for path in ("/metrics", "/v1"):
+        text = text.replace(f": {path}\n", f": /llm{path}\n")
+    assert findings(beside("gpu", text), prefixed) == []
+
+
+def test_overlays_have_one_prefix_since_they_share_what_asks_them(tmp_path: Path) -> None:
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("applications: [{name: warmpath, route_prefix: /llm}]")
+    other = Place("other", (str(settings),))
+    (found,) = prefix_findings([PLACES["cpu-demo"], PLACES["monitoring"], other])
+    assert str(found).endswith("share k8s/monitoring and k8s/examples: / in cpu-demo; /llm in other")
+    assert list(prefix_findings([other, replace(other, name="another")])) == []
 
 
 def test_a_recording_below_tmp_is_fine(shipped: dict[str, Manifests]) -> None:

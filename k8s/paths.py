@@ -1,0 +1,47 @@
+"""Whether what leads to the Routers asks for paths that they have: all are below the config's `route_prefix`.
+
+Probes ask the proxies, whose own paths have no prefix. Knows paths; knows neither Services nor ports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from k8s.findings import Finding
+from k8s.manifests import Manifests, named
+
+METRICS = "/metrics"  # as Prometheus asks where a ScrapeConfig says nothing, and as a Router answers
+NGINX_REWRITES = "nginx.ingress.kubernetes.io/rewrite-target"
+
+
+def path_findings(where: str, manifests: Manifests, route_prefix: str) -> Iterator[Finding]:
+    """route_prefix: of the Serve config beside these manifests."""
+    for each in manifests.of_kind("ScrapeConfig"):
+        path, wanted = each["spec"].get("metricsPath", METRICS), route_prefix.removesuffix("/") + METRICS
+        if path != wanted:
+            message = f"metricsPath is {path}; should be {wanted}, since route_prefix is {route_prefix}"
+            yield Finding(where, named(each), message)
+    for each in manifests.of_kind("Ingress", "HTTPRoute"):
+        for path in _paths(each):
+            if not _meet(PurePosixPath(path), PurePosixPath(route_prefix)):
+                message = f"path {path} is outside route_prefix {route_prefix}: Routers answer it with 404"
+                yield Finding(where, named(each), message)
+
+
+def _paths(thing: Mapping[str, Any]) -> Iterator[str]:
+    """Those that reach the Routers as they were asked for: what is rewritten may become any other."""
+    if NGINX_REWRITES in thing["metadata"].get("annotations", {}):
+        return
+    for rule in thing["spec"].get("rules", ()):
+        for path in rule.get("http", {}).get("paths", ()):
+            yield path.get("path", "/")
+        if not any(each["type"] == "URLRewrite" for each in rule.get("filters", ())):
+            for match in rule.get("matches", ()):
+                yield match.get("path", {}).get("value", "/")
+
+
+def _meet(path: PurePosixPath, prefix: PurePosixPath) -> bool:
+    """Whether something below one is below the other."""
+    return path.is_relative_to(prefix) or prefix.is_relative_to(path)
