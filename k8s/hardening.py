@@ -78,7 +78,8 @@ def _pod(pod: Pod) -> Iterator[str]:
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.spec.get(key):
             yield f"{key} must not be set"
-    if pod.spec.get("securityContext", {}).get("runAsUser", 0) == 0:
+    # None where the cluster gives each namespace users of its own, as OpenShift does.
+    if pod.spec.get("securityContext", {}).get("runAsUser") == 0:
         yield "securityContext.runAsUser must be a user other than root"
     for toleration in pod.spec.get("tolerations", ()):
         if toleration.get("key") is None or toleration["key"] in LEAVING_TAINTS:
@@ -106,6 +107,8 @@ def container_messages(container: Mapping[str, Any]) -> Iterator[str]:
     for key, value in expected.items():
         if security.get(key) != value:
             yield f"securityContext.{key} is {security.get(key)}; should be {value}"
+    if security.get("runAsUser") == 0:
+        yield "securityContext.runAsUser must be a user other than root"
     image = container.get("image")
     if image is not None and (":" not in image.rpartition("/")[2] or image.endswith(":latest")):
         yield f"image {image} is not pinned to a version"
@@ -176,8 +179,7 @@ def _patience(manifests: Manifests, service: Mapping[str, Any], config: ServeFil
     for pod in manifests.pods():
         if not pod.is_ray or pod.is_head:
             continue
-        command = pod.main.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
-        waits_s = float(command[1]) if command[:1] == ["sleep"] else 0.0
+        waits_s = _slept_s(pod.main.get("lifecycle", {}).get("preStop", {}))
         if not waits_s:
             yield f"{pod.group}: preStop must sleep until the Service has forgotten the pod"
         environment = {each["name"]: each.get("value") for each in pod.main.get("env", ())}
@@ -196,11 +198,23 @@ def _patience(manifests: Manifests, service: Mapping[str, Any], config: ServeFil
         yield f"rayClusterDeletionDelaySeconds is {delay_s}; should be above {answer_s:g}"
 
 
+def _slept_s(handler: Mapping[str, Any]) -> float:
+    """By the command or, since Kubernetes 1.30, by the kubelet itself."""
+    match handler:
+        case {"exec": {"command": ["sleep", seconds]}} | {"sleep": {"seconds": seconds}}:
+            return float(seconds)
+    return 0.0
+
+
 def _policies(where: str, manifests: Manifests, config: ServeFile | None) -> Iterator[Finding]:
     """Every pod is closed by default; only Ray pods reach all ports of Ray pods; keys before an open port."""
     policies = manifests.of_kind("NetworkPolicy")
     closing = [
-        each for each in policies if each["spec"]["podSelector"] == {} and "ingress" not in each["spec"]
+        each
+        for each in policies
+        if each["spec"]["podSelector"] == {}
+        and "ingress" not in each["spec"]
+        and "Ingress" in each["spec"].get("policyTypes", ["Ingress"])
     ]
     for pod in manifests.pods():
         if not any(selects(each["spec"]["podSelector"], pod.labels) for each in closing):
@@ -212,25 +226,49 @@ def _policies(where: str, manifests: Manifests, config: ServeFile | None) -> Ite
         yield Finding(
             where, "NetworkPolicy", f"nobody is let in to port {GATEWAY_PORT} of the Gateway's pods"
         )
+    by_name = {name: port for pod in manifests.pods() for name, port in pod.ports.items()}
     for each in policies:
         is_gateway = gateway is not None and each["spec"]["podSelector"].get("matchLabels") == gateway
         entrance = GATEWAY_PORT if is_gateway else SERVING_PORT
         for rule in each["spec"].get("ingress", ()):
             peers = rule.get("from", [])
-            ports = {port["port"] for port in rule.get("ports", ())}
-            if not ports and not (peers and all(_is_ray(peer) for peer in peers)):
+            ports = _opened(rule, by_name)
+            if ports is None and not (peers and all(_is_ray(peer) for peer in peers)):
                 yield Finding(where, named(each), "opens every port, and not to Ray pods alone")
-            if ports - OPEN_PORTS - {entrance}:
-                yield Finding(where, named(each), f"opens {sorted(ports - OPEN_PORTS - {entrance})}")
-            if not peers and not (has_keys and ports == {entrance}):
+            if beyond := sorted((ports or set()) - OPEN_PORTS - {entrance}):
+                is_few = len(beyond) < 10
+                shown = str(beyond) if is_few else f"{len(beyond)} ports, {beyond[0]} to {beyond[-1]}"
+                yield Finding(where, named(each), f"opens {shown}")
+            is_open = not peers or any(map(_is_everybody, peers))
+            if is_open and not (has_keys and ports == {entrance}):
                 yield Finding(
                     where, named(each), "is open to everybody: only the serving port may be, with API keys"
                 )
 
 
+def _opened(rule: Mapping[str, Any], by_name: Mapping[str, int]) -> set[int] | None:
+    """Ports that a rule of ingress lets through; None: every one. by_name: containers'."""
+    entries = rule.get("ports", ())
+    if not entries or any("port" not in each for each in entries):
+        return None
+    ports: set[int] = set()
+    for each in entries:
+        first = by_name.get(each["port"], each["port"])
+        if isinstance(first, int):  # a name that no container has opens nothing
+            ports |= set(range(first, each.get("endPort", first) + 1))
+    return ports
+
+
+def _is_everybody(peer: Mapping[str, Any]) -> bool:
+    """Of the world, or of the cluster."""
+    if "ipBlock" in peer:
+        return str(peer["ipBlock"].get("cidr")).endswith("/0")
+    return peer.get("namespaceSelector") == {} and not peer.get("podSelector")
+
+
 def _opens(policy: Mapping[str, Any], labels: Mapping[str, str], port: int) -> bool:
-    rules = policy["spec"].get("ingress", ())
-    is_open = any(not rule.get("ports") or port in [each["port"] for each in rule["ports"]] for rule in rules)
+    opened = [_opened(rule, {}) for rule in policy["spec"].get("ingress", ())]
+    is_open = any(ports is None or port in ports for ports in opened)
     return is_open and selects(policy["spec"]["podSelector"], labels)
 
 

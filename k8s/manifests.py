@@ -145,10 +145,24 @@ def quantity(value: str | float) -> Decimal:
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """A label selector's matchLabels; empty selects all. matchExpressions are not used here."""
-    if "matchExpressions" in selector:
-        raise ValueError("matchExpressions are not understood here: use matchLabels")
-    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+    """Whether a label selector takes who has these labels; empty selects all."""
+    has_all = all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+    return has_all and all(_meets(each, labels) for each in selector.get("matchExpressions", ()))
+
+
+def _meets(requirement: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """One of matchExpressions. Who lacks the label is not in any values."""
+    key, values = requirement["key"], requirement.get("values", ())
+    match requirement["operator"]:
+        case "In":
+            return labels.get(key) in values
+        case "NotIn":
+            return labels.get(key) not in values
+        case "Exists":
+            return key in labels
+        case "DoesNotExist":
+            return key not in labels
+    return False  # of another operator, which an API server refuses
 
 
 def _ray_pods(service: Mapping[str, Any]) -> Iterator[Pod]:

@@ -95,7 +95,7 @@ def _pod(where: str, manifests: Manifests, pod: Pod) -> Iterator[Finding]:
         for label in sorted(KUBERAY_SELECTS_BY & _template_labels(manifests, pod).keys()):
             yield finding(f"label {label}: the head's Service selects by KubeRay's own value of it")
     for constraint in spec.get("topologySpreadConstraints", ()):
-        if not selects(constraint["labelSelector"], pod.labels):
+        if not selects(constraint.get("labelSelector", {}), pod.labels):
             yield finding("topologySpreadConstraints: labelSelector does not match the pod itself")
 
 
@@ -166,19 +166,21 @@ def _selectors(where: str, manifests: Manifests) -> Iterator[Finding]:
         if not selected and not gateways:
             yield Finding(where, named(each), f"selects no pod: {dict(selector)}")
             continue
-        numbers = {port for pod in selected for port in pod.ports.values()}
-        numbers |= {GATEWAY_PORT} if gateways else set()
+        known: set[object] = {None}  # every port, which hardening judges
+        known |= {port for pod in selected for port in (*pod.ports, *pod.ports.values())}
+        known |= {GATEWAY_PORT} if gateways else set()
         for rule in spec.get("ingress", ()):
             for port in rule.get("ports", ()):
-                if port["port"] not in numbers:
+                if port.get("port") not in known:
                     yield Finding(where, named(each), f"port {port['port']}: no selected pod has it")
             for peer in rule.get("from", ()):
                 own = "namespaceSelector" not in peer
                 if own and not any(selects(peer.get("podSelector", {}), pod.labels) for pod in pods):
                     yield Finding(where, named(each), f"lets nobody in: {dict(peer['podSelector'])}")
         for endpoint in spec.get("podMetricsEndpoints", ()):
-            if not all(endpoint["port"] in pod.ports for pod in selected):
-                yield Finding(where, named(each), f"port {endpoint['port']}: not every selected pod has it")
+            port = endpoint.get("port", endpoint.get("portNumber", endpoint.get("targetPort")))
+            if not all(port in {*pod.ports, *pod.ports.values()} for pod in selected):
+                yield Finding(where, named(each), f"port {port}: not every selected pod has it")
 
 
 def _gateways(manifests: Manifests) -> Iterator[dict[str, str]]:
@@ -191,6 +193,8 @@ def _gateways(manifests: Manifests) -> Iterator[dict[str, str]]:
 
 def _services(where: str, manifests: Manifests) -> Iterator[Finding]:
     for each in manifests.of_kind("Service"):
+        if "selector" not in each["spec"]:  # it leads to somewhere else
+            continue
         selected = [
             pod for pod in manifests.pods() if selects({"matchLabels": each["spec"]["selector"]}, pod.labels)
         ]
@@ -246,13 +250,14 @@ def _redis(where: str, manifests: Manifests, service: Mapping[str, Any]) -> Iter
     address = options.get("redisAddress")
     if address is None:
         return
-    host, _, port = address.partition(":")
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    host = host.removesuffix(".cluster.local").removesuffix(f".{NAMESPACE}.svc")
     known = {
         (each["metadata"]["name"], str(entry["port"]))
         for each in manifests.of_kind("Service")
         for entry in each["spec"]["ports"]
     }
-    if (host, port) not in known:
+    if "." not in host and (host, port) not in known:  # with a dot it is another's: a managed one
         yield Finding(where, named(service), f"redisAddress: no Service and port are {address!r}")
     source = options.get("redisPassword", {}).get("valueFrom", {}).get("secretKeyRef")
     if source is None:

@@ -152,6 +152,40 @@ REFERENCES: list[tuple[Break, str]] = [
     ),
 ]
 
+
+def policy(things: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """Its one rule."""
+    rule: dict[str, Any] = things[f"NetworkPolicy/{name}"]["spec"]["ingress"][0]
+    return rule
+
+
+POLICIES: list[tuple[Break, str]] = [
+    (
+        lambda t: policy(t, "namespace-to-serve")["ports"][0].update(endPort=8264),
+        "opens 263 ports, 8001 to 8264",
+    ),
+    (lambda t: policy(t, "namespace-to-serve")["ports"][0].pop("port"), "opens every port"),
+    (lambda t: policy(t, "operator-to-ray")["ports"].append({"port": "gcs-serve"}), "port gcs-serve: no sel"),
+    (
+        lambda t: policy(t, "namespace-to-serve").update({"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}),
+        "is open to everybody",
+    ),
+    (
+        lambda t: policy(t, "namespace-to-serve").update({"from": [{"namespaceSelector": {}}]}),
+        "is open to everybody",
+    ),
+    (
+        lambda t: t["NetworkPolicy/deny-all"]["spec"].update(policyTypes=["Egress"]),
+        "no NetworkPolicy closes it by default",
+    ),
+    (
+        lambda t: t["NetworkPolicy/ray-to-ray"]["spec"]["podSelector"].update(
+            matchExpressions=[{"key": "ray.io/group", "operator": "DoesNotExist"}]
+        ),
+        "NetworkPolicy/ray-to-ray: selects no pod",
+    ),
+]
+
 BUDGETS: list[tuple[Break, str]] = [
     (
         lambda t: t["PodDisruptionBudget/warmpath-routers"].update(apiVersion="policy/v1beta1"),
@@ -303,6 +337,14 @@ HARDENING: list[tuple[Break, str]] = [
     (lambda t: worker(t, 1).update(automountServiceAccountToken=True), "automountServiceAccountToken"),
     (lambda t: worker(t, 1).update(hostNetwork=True), "hostNetwork must not be set"),
     (
+        lambda t: worker(t, 1)["securityContext"].update(runAsUser=0),
+        "engines: securityContext.runAsUser must",
+    ),
+    (
+        lambda t: container(t, 1)["securityContext"].update(runAsUser=0),
+        "ray-worker: securityContext.runAsUser",
+    ),
+    (
         lambda t: worker(t, 1).update(tolerations=[{"key": "karpenter.sh/disrupted", "operator": "Exists"}]),
         "on nodes that are being emptied",
     ),
@@ -371,7 +413,9 @@ CAPACITY: list[tuple[Break, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), [*SCHEMA, *REFERENCES, *SERVE_CONFIG, *HARDENING, *CAPACITY])
+@pytest.mark.parametrize(
+    ("change", "words"), [*SCHEMA, *REFERENCES, *POLICIES, *SERVE_CONFIG, *HARDENING, *CAPACITY]
+)
 def test_mistake_in_the_demo_is_found(shipped: dict[str, Manifests], change: Break, words: str) -> None:
     told = findings(shipped["cpu-demo"], change)
     assert any(words in each for each in told), told
@@ -455,6 +499,61 @@ def engines_in_reserve(things: dict[str, dict[str, Any]]) -> None:
 )
 def test_what_fits_is_fine(shipped: dict[str, Manifests], change: Break) -> None:
     assert findings(shipped["ha"], change) == []
+
+
+def redis_elsewhere(things: dict[str, dict[str, Any]]) -> None:
+    """As components/redis advises: a managed one, by its own name or by a Service without pods."""
+    for name in ("StatefulSet/warmpath-redis", "NetworkPolicy/ray-to-redis"):
+        drop(things, name)
+    things["Service/warmpath-redis"]["spec"] = {
+        "type": "ExternalName",
+        "externalName": "redis.example.com",
+        "ports": [{"port": 6379}],
+    }
+    assert cluster(things)["gcsFaultToleranceOptions"]["redisAddress"] == "warmpath-redis:6379"
+
+
+def users_of_the_clusters_own(things: dict[str, dict[str, Any]]) -> None:
+    for template in (head(things), worker(things, 0), worker(things, 1)):
+        for key in ("runAsUser", "runAsGroup", "fsGroup"):
+            drop(template["securityContext"], key)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        redis_elsewhere,
+        lambda t: cluster(t)["gcsFaultToleranceOptions"].update(
+            redisAddress="rediss://redis.example.com:6380"
+        ),
+        lambda t: cluster(t)["gcsFaultToleranceOptions"].update(
+            redisAddress="warmpath-redis.warmpath.svc:6379"
+        ),
+        users_of_the_clusters_own,
+        lambda t: container(t, 0).update(lifecycle={"preStop": {"sleep": {"seconds": 5}}}),
+        lambda t: policy(t, "operator-to-ray")["ports"][0].update(port="dashboard"),
+        lambda t: worker(t, 0)["topologySpreadConstraints"][1].pop("labelSelector"),
+        lambda t: t["PodDisruptionBudget/warmpath-engines"]["spec"]["selector"].update(
+            matchExpressions=[
+                {"key": "ray.io/group", "operator": "In", "values": ["engines"]},
+                {"key": "ray.io/group", "operator": "NotIn", "values": ["routers"]},
+                {"key": "ray.io/group", "operator": "Exists"},
+                {"key": "spot", "operator": "DoesNotExist"},
+            ]
+        ),
+    ],
+)
+def test_what_places_have_otherwise_is_fine(shipped: dict[str, Manifests], change: Break) -> None:
+    """Each was named as a mistake, or ended the check."""
+    assert findings(shipped["ha"], change) == []
+
+
+def test_a_managed_redis_that_is_a_service_here_is_still_looked_for(shipped: dict[str, Manifests]) -> None:
+    def elsewhere(things: dict[str, dict[str, Any]]) -> None:
+        cluster(things)["gcsFaultToleranceOptions"]["redisAddress"] = "redis.warmpath.svc.cluster.local:6379"
+
+    (told,) = findings(shipped["ha"], elsewhere)
+    assert "redisAddress: no Service and port are 'redis" in told
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,14 @@ def test_only_the_autoscaler_gets_a_token_of_the_kubernetes_api() -> None:
     assert "kubernetes-api" in [mount["name"] for mount in options["volumeMounts"]]
 
 
+def test_every_pod_has_the_account_that_a_registrys_secret_goes_into() -> None:
+    texts = [place.kept.read_text() for place in PLACES.values()]
+    texts += [path.read_text() for path in (ROOT / "k8s" / "examples").glob("*.yaml")]
+    pods = [pod for text in texts for pod in Manifests.parse(text).pods()]
+    assert {pod.spec["serviceAccountName"] for pod in pods} == {"warmpath"}
+    assert {"headgroup", "engines", "routers", "warmpath-redis", "fetch-model"} == {pod.group for pod in pods}
+
+
 def test_demo_is_closed_because_it_has_no_keys() -> None:
     assert not PLACES["cpu-demo"].config().app.tenants.has_keys
     for policy in kept(PLACES["cpu-demo"]).of_kind("NetworkPolicy"):
