@@ -134,11 +134,11 @@ def _number(pod: Pod) -> str:
 
 def _pod(pod: Pod, config: ServeFile) -> Iterator[str]:
     limits = pod.main.get("resources", {}).get("limits", {})
-    cpus, gpus = float(quantity(limits.get("cpu", 0))), float(limits.get("nvidia.com/gpu", 0))
+    cpus, gpus = float(quantity(limits.get("cpu", 0))), pod.num_gpus
     if pod.slots["CPU"] > cpus:
         yield f"num-cpus is {pod.slots['CPU']:g}; the container may use {cpus:g}"
     if pod.slots["GPU"] != gpus:
-        yield f"num-gpus is {pod.slots['GPU']:g}; the container gets {gpus:g}"
+        yield f"num-gpus is {pod.slots['GPU']:g}; the container gets {gpus}"
     engines = pod.slots.get("engine", 0)
     if not engines:
         return
@@ -154,7 +154,7 @@ def _pod(pod: Pod, config: ServeFile) -> Iterator[str]:
     if replica.device != expected:
         yield f"args.replica.device is {replica.device}; these pods are for {expected}"
     if gpus and engines > gpus:
-        yield f"{engines:g} engines for {gpus:g} GPUs"
+        yield f"{engines:g} engines for {counted(gpus, 'GPU')}"
     # A container sees all cores of its node: torch would start a thread for each.
     if replica.torch_threads is None or replica.torch_threads * engines > cpus:
         threads = replica.torch_threads

@@ -62,6 +62,16 @@ class Pod:
         return found
 
     @property
+    def num_gpus(self) -> int:
+        """NVIDIA cards that the first container gets; a part of one (MIG) is a card to it."""
+        limits = self.main.get("resources", {}).get("limits", {})
+        return sum(
+            int(quantity(number))
+            for name, number in limits.items()
+            if name == "nvidia.com/gpu" or name.startswith("nvidia.com/mig-")
+        )
+
+    @property
     def memory_bytes(self) -> int:
         """The first container's limit, 0 without one; Ray offers all of it where its options do not say."""
         return int(quantity(self.main.get("resources", {}).get("limits", {}).get("memory", 0)))

@@ -297,10 +297,21 @@ def _config(
         for pod in pods:
             if path is not None and pod.slots.get("router") and not _mounted(pod, path):
                 yield Finding(where, pod.owner, f"args.router.{section} names {path}, which no volume holds")
+    for name in ("keys_variable", "secret_variable"):
+        variable = getattr(tenants, name)
+        for pod in pods:
+            if variable is not None and pod.slots.get("router") and not _has_variable(pod, variable):
+                message = f"args.router.tenants.{name} is {variable}, which the container's env does not set"
+                yield Finding(where, pod.owner, message)
     for pod in pods:
         if record is not None and pod.slots.get("router"):
             for message in _recording(pod, record):
                 yield Finding(where, pod.owner, f"args.router.record.{message}")
+
+
+def _has_variable(pod: Pod, name: str) -> bool:
+    """What envFrom brings nobody here knows."""
+    return "envFrom" in pod.main or name in [each["name"] for each in pod.main.get("env", ())]
 
 
 def _waits_for(pod: Pod) -> set[str]:

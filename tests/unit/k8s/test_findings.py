@@ -287,6 +287,14 @@ GPU_REFERENCES: list[tuple[Break, str]] = [
         "key.yaml, which no volume holds",
     ),
     (
+        lambda t: serve(t, "keys_file: /etc/warmpath/keys.yaml", "keys_variable: KEYS"),
+        "routers: args.router.tenants.keys_variable is KEYS, which the container's env does not set",
+    ),
+    (
+        lambda t: serve(t, "secret_file: /etc/warmpath/secret", "secret_variable: SALT"),
+        "routers: args.router.tenants.secret_variable is SALT, which the container's env does not set",
+    ),
+    (
         lambda t: serve(t, "expose_routing: false", "record: {folder: /models/traces}"),
         "folder is /models/traces, and volume models there cannot be written to",
     ),
@@ -513,6 +521,18 @@ def redis_elsewhere(things: dict[str, dict[str, Any]]) -> None:
     assert cluster(things)["gcsFaultToleranceOptions"]["redisAddress"] == "warmpath-redis:6379"
 
 
+def parts_of_cards(things: dict[str, dict[str, Any]]) -> None:
+    for amounts in container(things, 1)["resources"].values():
+        amounts["nvidia.com/mig-3g.40gb"] = amounts.pop("nvidia.com/gpu")
+
+
+def keys_from_the_environment(things: dict[str, dict[str, Any]]) -> None:
+    serve(things, "keys_file: /etc/warmpath/keys.yaml", "keys_variable: KEYS")
+    source = {"secretKeyRef": {"name": "warmpath-api-keys", "key": "keys.yaml"}}
+    for each in (head(things)["containers"][0], container(things, 0), container(things, 1)):
+        each["env"].append({"name": "KEYS", "valueFrom": source})
+
+
 def users_of_the_clusters_own(things: dict[str, dict[str, Any]]) -> None:
     for template in (head(things), worker(things, 0), worker(things, 1)):
         for key in ("runAsUser", "runAsGroup", "fsGroup"):
@@ -530,6 +550,8 @@ def users_of_the_clusters_own(things: dict[str, dict[str, Any]]) -> None:
             redisAddress="warmpath-redis.warmpath.svc:6379"
         ),
         users_of_the_clusters_own,
+        keys_from_the_environment,
+        parts_of_cards,
         lambda t: container(t, 0).update(lifecycle={"preStop": {"sleep": {"seconds": 5}}}),
         lambda t: policy(t, "operator-to-ray")["ports"][0].update(port="dashboard"),
         lambda t: worker(t, 0)["topologySpreadConstraints"][1].pop("labelSelector"),
