@@ -312,22 +312,32 @@ def check_keys(file: ServeFile) -> None:
 
 
 def check_memory(file: ServeFile) -> None:
-    """On a machine without GPU every replica's weights must fit into it together.
+    """What all replicas take of this machine's memory must fit into it together: what they keep of evicted
+    blocks and, without a GPU, their weights.
 
     Each replica checks its own share again, KV blocks included, before it loads.
     Raises NotEnoughMemory with both numbers.
     """
     config = file.app.replica
-    if config.runner == "simulated" or config.device == "cuda":
+    if config.runner == "simulated":  # keeps nothing of blocks but their names
         return
-    if config.device == "auto" and num_cards():  # then `auto` is CUDA
-        return
-    model = resolve(config.model, config.revision)
-    if model.hub_id is not None:  # not fetched yet: the replica knows its size when it has been
-        return
-    dtype = "float32" if config.dtype == "auto" else config.dtype
-    needed = file.num_replicas * weight_bytes(model, dtype)
+    takes = {
+        "the weights": _weight_bytes_here(config),
+        "host_cache_gib": int(config.host_cache_gib * (1 << 30)),
+    }
+    needed = file.num_replicas * sum(takes.values())
     free = free_host_bytes()
     if needed > free:
-        purpose = f"the weights of {counted(file.num_replicas, 'replica')}"
-        raise NotEnoughMemory(config.model, needed, free, "cpu", purpose)
+        what = " and ".join(name for name, count in takes.items() if count)
+        purpose = f"{what} of {counted(file.num_replicas, 'replica')}"
+        raise NotEnoughMemory(config.model, needed, free, "this machine", purpose)
+
+
+def _weight_bytes_here(config: ReplicaConfig) -> int:
+    """Of one replica, in this machine's memory; 0 also where they are not known yet."""
+    if config.device == "cuda" or (config.device == "auto" and num_cards()):  # then `auto` is CUDA
+        return 0
+    model = resolve(config.model, config.revision)
+    if model.hub_id is not None:  # not fetched yet: the replica knows its size when it has been
+        return 0
+    return weight_bytes(model, "float32" if config.dtype == "auto" else config.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -382,3 +383,22 @@ def test_weights_that_go_to_cards_need_no_room_beside_each_other_here(
         return
     with pytest.raises(NotEnoughMemory, match=r"for the weights of 2 replicas, 1\.0 KiB are free"):
         check_memory(file)
+
+
+@pytest.mark.parametrize(
+    ("device", "what"), [("cuda", "host_cache_gib"), ("cpu", "the weights and host_cache_gib")]
+)
+def test_evicted_blocks_of_all_replicas_have_room_here_together(
+    device: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each alone had: memory on a CPU is taken as it is filled, and then the kernel ends a process."""
+    file = with_gpus(device, {"num_replicas": 2})
+    file = replace(file, app=replace(file.app, replica=replace(file.app.replica, host_cache_gib=3.0)))
+    monkeypatch.setattr(preflight, "free_host_bytes", lambda: 7 << 30)
+    check_memory(file)
+    monkeypatch.setattr(preflight, "free_host_bytes", lambda: 5 << 30)
+    with pytest.raises(
+        NotEnoughMemory, match=rf"6\.\d GiB of memory on this machine for {what} of 2 replicas, 5"
+    ):
+        check_memory(file)
+    check_memory(replace(file, app=replace(file.app, replica=replace(file.app.replica, runner="simulated"))))
