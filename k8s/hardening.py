@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
+from deploy.router_variable import ROUTER_VARIABLE
 from deploy.serve_file import ServeFile
 from k8s.findings import Finding
 from k8s.manifests import (
@@ -129,6 +130,11 @@ def _ray_pod(pod: Pod) -> Iterator[str]:
     for name, value in REQUIRED_ENVIRONMENT.items():
         if environment.get(name) != value:
             yield f"env {name} is {environment.get(name)!r}; should be {value!r}"
+    if ROUTER_VARIABLE in environment:
+        yield (
+            f"env {ROUTER_VARIABLE}: belongs into ray_actor_options.runtime_env.env_vars of Router, where it "
+            "is checked, and where a change replaces Routers alone and not the cluster"
+        )
     for probe in ("livenessProbe", "readinessProbe"):
         if probe not in pod.main:
             yield f"{probe} is missing: KubeRay's own needs wget, which the image has not"

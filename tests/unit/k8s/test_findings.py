@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.router_variable import ROUTER_VARIABLE
 from k8s.check import beside, manifest_findings, prefix_findings
 from k8s.hardening import DRAIN_VARIABLE
 from k8s.manifests import GATEWAY_LABEL, Manifests, named, quantity
@@ -331,6 +332,10 @@ HARDENING: list[tuple[Break, str]] = [
     (
         lambda t: container(t, 1)["env"].append({"name": "A", "value": "b"}),
         "env differs between head and workers",
+    ),
+    (
+        lambda t: container(t, 0)["env"].append({"name": ROUTER_VARIABLE, "value": "policy: random"}),
+        "env WARMPATH_ROUTER: belongs into ray_actor_options.runtime_env.env_vars of Router",
     ),
     (lambda t: container(t, 1).update(image="warmpath"), "is not pinned"),
     (lambda t: container(t, 1).update(image="warmpath:latest"), "is not pinned"),
