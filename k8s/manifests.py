@@ -15,6 +15,7 @@ import yaml
 
 RAY_SERVICE = "RayService"
 HEAD_GROUP = "headgroup"
+WORKLOADS = ("Pod", "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob")
 GATEWAY_LABEL = "gateway.networking.k8s.io/gateway-name"
 MOST_PODS = (1 << 31) - 1  # of a group that names no maxReplicas
 GATEWAY_PORT = 80  # of the listener that KubeRay gives the Gateway it makes
@@ -80,13 +81,10 @@ class Pod:
     def shared_bytes(self) -> int:
         """What the first container may put into memory that is mounted: it counts towards its limit."""
         mounted = {mount["name"] for mount in self.main.get("volumeMounts", ())}
-        volumes = [
-            each["emptyDir"]
-            for each in self.spec.get("volumes", ())
-            if each["name"] in mounted and "emptyDir" in each
-        ]
+        volumes = [each for each in self.spec.get("volumes", ()) if each["name"] in mounted]
+        folders = [each.get("emptyDir", {}) for each in volumes]
         return sum(
-            int(quantity(each.get("sizeLimit", 0))) for each in volumes if each.get("medium") == "Memory"
+            int(quantity(each.get("sizeLimit", 0))) for each in folders if each.get("medium") == "Memory"
         )
 
     @property
@@ -94,10 +92,19 @@ class Pod:
         """Ray's resources of one such pod: CPU, GPU and what `resources` names."""
         found = {"CPU": float(self.ray_params.get("num-cpus", 0))}
         found["GPU"] = float(self.ray_params.get("num-gpus", 0))
-        named = self.ray_params.get("resources")
-        if named is not None:  # a JSON string in a JSON string: KubeRay puts it into a shell command
-            found |= json.loads(json.loads(named))
-        return found
+        return found | (self.named_slots or {})
+
+    @property
+    def named_slots(self) -> dict[str, float] | None:
+        """What `resources` names; None where Ray could not read it.
+
+        A JSON string in a JSON string: KubeRay puts it into a shell command.
+        """
+        try:
+            found = json.loads(json.loads(self.ray_params.get("resources", '"{}"')))
+            return {name: float(number) for name, number in found.items()}
+        except (ValueError, TypeError, AttributeError):
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +127,22 @@ class Manifests:
 
     def pods(self) -> list[Pod]:
         found = [pod for service in self.of_kind(RAY_SERVICE) for pod in _ray_pods(service)]
-        for workload in self.of_kind("Deployment", "StatefulSet", "Job"):
-            template = workload["spec"]["template"]
+        for workload in self.of_kind(*WORKLOADS):
+            template = _template(workload)
             count = workload["spec"].get("replicas", 1)
             labels = template.get("metadata", {}).get("labels", {})
             name = workload["metadata"]["name"]
             found.append(Pod(named(workload), name, labels, template["spec"], {}, count, count))
         return found
+
+
+def _template(workload: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a workload's pods, with metadata and spec; a pod is its own."""
+    if workload["kind"] == "Pod":
+        return workload
+    spec = workload["spec"]
+    template: Mapping[str, Any] = spec.get("jobTemplate", {"spec": spec})["spec"]["template"]
+    return template
 
 
 def gateway_labels(service: Mapping[str, Any]) -> dict[str, str] | None:
@@ -202,6 +218,8 @@ def _numbers_of_pods(group: Mapping[str, Any], *, is_scaled: bool) -> tuple[int,
 
     What is left out is the definition's own: none at least, and any number.
     """
+    if group.get("suspend"):
+        return 0, 0
     low, high = group.get("minReplicas", 0), group.get("maxReplicas", MOST_PODS)
     if is_scaled:
         return low, high

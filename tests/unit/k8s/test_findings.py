@@ -409,6 +409,15 @@ CAPACITY: list[tuple[Break, str]] = [
         lambda t: group(t, 0)["rayStartParams"].update(resources='"{\\"router\\": 1}"'),
         "2 replicas in full, places for 1",
     ),
+    (
+        lambda t: group(t, 0)["rayStartParams"].update(resources='{"router": 2}'),
+        """rayStartParams.resources is {"router": 2}; must be JSON in quotes: '"{\\"engine\\": 1}"'""",
+    ),
+    (
+        lambda t: group(t, 0)["rayStartParams"].update(resources='"2"'),
+        'rayStartParams.resources is "2"; must',
+    ),
+    (lambda t: group(t, 1).update(suspend=True), "2 replicas at rest, places for 0"),
     (lambda t: serve(t, "engine: 1", "motor: 1"), "must ask for 'engine'"),
     (
         lambda t: group(t, 1)["rayStartParams"].update({"num-cpus": "8"}),
@@ -440,6 +449,27 @@ def test_mistake_in_the_cluster_for_availability_is_found(
 ) -> None:
     told = findings(shipped["ha"], change)
     assert any(words in each for each in told), told
+
+
+@pytest.mark.parametrize("kind", ["Pod", "DaemonSet", "CronJob"])
+def test_pods_of_whatever_makes_them_are_judged(shipped: dict[str, Manifests], kind: str) -> None:
+    """Only those of Deployments, StatefulSets and Jobs were."""
+    containers = [{"name": "x", "image": "x:1", "securityContext": {"privileged": True}}]
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": containers}}
+    spec: dict[str, Any] = {"selector": {"matchLabels": {"a": "b"}}, "template": template}
+    if kind == "Pod":
+        spec = template["spec"]
+    elif kind == "CronJob":
+        template["spec"] |= {"restartPolicy": "Never"}
+        spec = {"schedule": "0 4 * * *", "jobTemplate": {"spec": {"template": template}}}
+    version = {"Pod": "v1", "DaemonSet": "apps/v1", "CronJob": "batch/v1"}[kind]
+    metadata = {"name": "x", "namespace": "warmpath"}
+
+    def added(things: dict[str, dict[str, Any]]) -> None:
+        things["x"] = {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+
+    told = findings(shipped["ha"], added)
+    assert any(each.startswith(f"x: {kind}/x: container x: securityContext.allowPriv") for each in told), told
 
 
 @pytest.mark.parametrize(("change", "words"), UPGRADE)
