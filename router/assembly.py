@@ -124,6 +124,7 @@ class RouterParts:
             clock=clock,
             wall_clock=wall_clock,
             timeout_s=config.request_timeout_s,
+            max_seconds=config.limits.max_prefix_seconds,
         )
         self.directory = PrefixDirectory(self.prefixes)
         self.metrics.registry.register(PrefixCollector(self.prefixes.statistics))
@@ -220,6 +221,7 @@ class RouterParts:
     async def aclose(self) -> None:
         await self.hot_copies.aclose()
         await self.succession.aclose()
+        await self.directory.hand_on()
         await self.directory.aclose()
         await self.prefixes.hand_on()
         await self.prefixes.aclose()

@@ -102,7 +102,8 @@ class Copies:
         return generation.cached_tokens or 0
 
     async def end(self, pin_id: PinId, replica_id: ReplicaId | None) -> None:
-        """Have it given back. A replica that cannot be asked is left to its lease; so is one that is gone."""
+        """Have it given back. A replica that cannot be asked, or is gone, is left to its next report
+        (`tombstones.py`)."""
         if replica_id is None or replica_id not in self._routing.replicas:
             return
         try:
@@ -110,7 +111,9 @@ class Copies:
                 await self._calls.unpin(ReleasePin(pin_id, replica_id))
         except (ServingError, TimeoutError) as error:
             fields = {"pin_id": pin_id, "replica_id": replica_id, "error_type": type(error).__name__}
-            logger.warning("a pin could not be released, it ends with its time", extra=fields)
+            logger.warning(
+                "a pin could not be released, and is again when its replica tells of it", extra=fields
+            )
 
     async def inherit(
         self, pin_id: PinId, replica_id: ReplicaId, *, keeper: str, heir: str

@@ -8,7 +8,7 @@
 While a pin has no living copy, or its first is computed, nobody but its keeper knows it. Where somebody has
 not answered in time, what is not found is not said to be nowhere (`RouterUnheard`). A pin given back whose
 keeper has not heard of it is remembered here until its time is over: a copy that is told of by then ends, and
-with it the keeper's charge (`keeper.py`).
+with it the keeper's charge (`keeper.py`). A Router that leaves tells the others what it remembers.
 Knows pins and Routers' answers; knows neither HTTP nor Serve. Owner: the router's event loop.
 """
 
@@ -136,6 +136,16 @@ class PrefixDirectory:
         )
         if not is_ours and not any(heard):
             self._keeper.remember_given_back(pin)
+
+    async def hand_on(self) -> None:
+        """This Router leaves: those that stay, or have come since, remember what was given back and may yet
+        be told of."""
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                for pin_id in self._keeper.unconfirmed():
+                    await self.others.prefix_given_back(self._keeper.name, pin_id, ANSWER_TIMEOUT_S)
+        except TimeoutError:
+            logger.warning("not all prefixes that were given back could be told as this Router leaves")
 
     async def aclose(self) -> None:
         """Idempotent."""

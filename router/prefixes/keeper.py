@@ -8,7 +8,8 @@
 Replicas hold by leases of their own, so a pin outlives the Router it came through, and another one adopts it
 then (`succession.py`). What is listed comes from the replicas (`holdings.py`), and on which of them a copy is
 made is not decided here (`copy_maker.py`). A copy that vanishes from a replica which lives on was given back,
-through whichever Router: then all of them are.
+through whichever Router: then all of them are. Nor is it for how long what was given back is remembered
+(`tombstones.py`).
 Knows prefixes, replicas and clocks; knows neither keys nor HTTP. Owner: the router's event loop.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cache.types import PinId, ReplicaId
@@ -29,12 +30,11 @@ from router.prefixes.holdings import Engines, holdings, holds
 from router.prefixes.kept_pin import RETRY_S, KeptCopy, KeptPin
 from router.prefixes.own_tasks import OwnTasks
 from router.prefixes.prefix import NOBODY, PinnedPrefix, Prefix, Turn
+from router.prefixes.tombstones import FORGET_S, Tombstones
 
 LOOK_INTERVAL_S = 0.5  # engines report as often
 # A copy whose replica has sent so many reports without a word of it was given back before it was ever told.
 MAX_UNTOLD_REPORTS = 8
-FORGET_S = 5.0  # what was given back may still be in a report that is on its way
-END_AGAIN_S = 2.0  # between two attempts at ending a copy that is told of all the same
 HAND_ON_LIMIT_S = 2.0  # a Router that leaves has streams to end, too
 
 logger = logging.getLogger(__name__)
@@ -65,10 +65,11 @@ class PrefixKeeper:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         timeout_s: float | None = None,
+        max_seconds: float,
     ) -> None:
-        """engines: the replicas known here with their latest reports. timeout_s: of one copy.
-        name: this Router's, of this life of its process. turn_of: an owner's, None: there is no such owner
-        any more."""
+        """engines: the replicas known here with their latest reports. timeout_s: of one copy. max_seconds:
+        that anything is held for. name: this Router's, of this life of its process. turn_of: an owner's,
+        None: there is no such owner any more."""
         self.name = name
         self._routing = routing
         self._copies = copies
@@ -90,7 +91,8 @@ class PrefixKeeper:
         )
         self._pins: dict[PinId, KeptPin] = {}
         self._timeout_s = timeout_s or TIMEOUT_S
-        self._given_back: dict[PinId, float] = {}  # until when a replica may yet tell of it, by `clock`
+        self._max_seconds = max_seconds
+        self._tombstones = Tombstones(clock)
         self._ending: set[tuple[PinId, ReplicaId]] = set()  # of those, copies that are being ended once more
         self._watching: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -100,8 +102,7 @@ class PrefixKeeper:
 
     def pins(self, owner: str | None = None) -> list[PinnedPrefix]:
         """All there are, or one owner's, oldest first: what replicas hold and what is being made here."""
-        self._forget_old()
-        found = [pin for pin_id, pin in self._held().items() if pin_id not in self._given_back]
+        found = [pin for pin_id, pin in self._held().items() if pin_id not in self._tombstones]
         ordered = sorted(found, key=lambda pin: (pin.created_at, pin.pin_id))
         return [pin for pin in ordered if owner is None or pin.owner == owner]
 
@@ -115,8 +116,11 @@ class PrefixKeeper:
 
     def is_given_back(self, pin_id: PinId) -> bool:
         """Whether it was, as far as this Router remembers: it is not told, whoever tells of it."""
-        self._forget_old()
-        return pin_id in self._given_back
+        return pin_id in self._tombstones
+
+    def unconfirmed(self) -> list[PinId]:
+        """Given back, but a replica that may hold a copy has not been heard of since."""
+        return self._tombstones.unconfirmed
 
     def statistics(self) -> KeeperStatistics:
         return KeeperStatistics(
@@ -160,7 +164,7 @@ class PrefixKeeper:
     def adopt(self, told: PinnedPrefix, prefix: Prefix) -> bool:
         """Keep what another Router kept; its holders have been told. Whether it is kept: what was given back
         meanwhile, here or through another Router, is not."""
-        if told.pin_id in self._pins or told.pin_id in self._given_back:
+        if told.pin_id in self._pins or told.pin_id in self._tombstones:
             return False
         engines = self._engines()
         pin = KeptPin(told.pin_id, told.owner, prefix, told.copies, told.created_at, told.expires_at)
@@ -178,7 +182,7 @@ class PrefixKeeper:
 
     async def give_back(self, pin: PinnedPrefix) -> None:
         """End it on every replica, whichever Router it came through."""
-        ends = self._give_back(pin.pin_id, pin.replicas)
+        ends = self._give_back(pin.pin_id, pin)
         # Not cancelled with whoever asked: what is left of it would be taken for a dead Router's, and kept.
         await asyncio.shield(asyncio.gather(*ends))
 
@@ -186,14 +190,12 @@ class PrefixKeeper:
         """Another Router was told to; it ends the copies that it knows, this one those of a pin that it kept.
         Whether it did."""
         is_kept = pin_id in self._pins
-        self._give_back(pin_id, ())
+        self._give_back(pin_id)
         return is_kept
 
     def remember_given_back(self, pin: PinnedPrefix) -> None:
         """Whoever keeps it has not heard of it: until its time is over, a copy that is told of ends."""
-        until = self._clock() + max(0.0, pin.expires_at - self._wall_clock())
-        self._given_back[pin.pin_id] = max(until, self._given_back.get(pin.pin_id, until))
-        self._watch()
+        self._bury(pin.pin_id, pin.replicas, least_s=self._left_s(pin), most_s=self._left_s(pin))
 
     async def hand_on(self) -> None:
         """Keep nothing any more, and let the holders say so: another Router need not miss this one first.
@@ -227,7 +229,7 @@ class PrefixKeeper:
             self._watching = self._tasks.start(self._keep())
 
     async def _keep(self) -> None:
-        while self._pins or self._given_back:
+        while self._pins or self._tombstones:
             await asyncio.sleep(LOOK_INTERVAL_S)
             try:
                 self.look()
@@ -238,15 +240,13 @@ class PrefixKeeper:
 
     def look(self) -> None:
         """What has become of every pin since the last look."""
-        self._forget_old()
         engines = self._engines()
         leaving = {each.replica_id for each in self._routing.fleet_statistics().replicas if each.is_draining}
         told = holdings(engines)
-        for pin_id in told.keys() & self._given_back.keys():
-            for late in [(pin_id, replica_id) for replica_id in told[pin_id].replicas]:
-                if late not in self._ending:
-                    self._ending.add(late)
-                    self._tasks.start(self._end_late(*late))
+        for late in self._tombstones.look(told, engines):
+            if late not in self._ending:
+                self._ending.add(late)
+                self._tasks.start(self._end_late(*late))
         for pin in [pin for pin in self._pins.values() if pin.is_established]:
             if pin.pin_id in told and not self._is_still_ours(pin, told[pin.pin_id].keeper):
                 self._hand_on(pin)
@@ -305,15 +305,15 @@ class PrefixKeeper:
             if pin.pin_id not in self._pins and not pin.is_handed_on:  # given back in the meantime
                 self._end(pin)
 
-    def _give_back(self, pin_id: PinId, replicas: Sequence[ReplicaId]) -> list[asyncio.Task[None]]:
-        """Keep it no more. What ends its copies, on these replicas and on those that it was kept on."""
+    def _give_back(self, pin_id: PinId, told: PinnedPrefix | None = None) -> list[asyncio.Task[None]]:
+        """Keep it no more. What ends its copies, on the replicas told of and on those that it was kept on."""
         kept = self._pins.pop(pin_id, None)
-        self._note_given_back(pin_id, kept)
-        holders = dict.fromkeys(replicas)
+        holders = dict.fromkeys(told.replicas if told is not None else ())
         if kept is not None:
             holders |= dict.fromkeys(kept.held)
             if kept.work is not None:
                 kept.work.cancel()
+        self._note_given_back(pin_id, kept, told, holders)
         return [self._tasks.start(self._copies.end(pin_id, name)) for name in holders]
 
     def _drop(self, pin: KeptPin) -> None:
@@ -352,9 +352,10 @@ class PrefixKeeper:
             pin.work.cancel()
 
     def _end(self, pin: KeptPin) -> None:
-        self._note_given_back(pin.pin_id, pin)
         told = holdings(self._engines()).get(pin.pin_id)  # a replica may hold it whose answer was lost
-        for replica_id in dict.fromkeys((*pin.held, *(told.replicas if told is not None else ()))):
+        holders = dict.fromkeys((*pin.held, *(told.replicas if told is not None else ())))
+        self._note_given_back(pin.pin_id, pin, told, holders)
+        for replica_id in holders:
             self._tasks.start(self._copies.end(pin.pin_id, replica_id))
         pin.held.clear()
 
@@ -371,22 +372,35 @@ class PrefixKeeper:
             found[pin_id] = replace(known, replicas=tuple(dict.fromkeys((*known.replicas, *own))))
         return found
 
-    def _note_given_back(self, pin_id: PinId, kept: KeptPin | None) -> None:
-        """kept: None where another Router keeps it. Of one that was being made a replica may come to hold a
-        copy as long as that may take: its call was lost, or cancelled a moment after it was given back."""
+    def _note_given_back(
+        self,
+        pin_id: PinId,
+        kept: KeptPin | None,
+        told: PinnedPrefix | None,
+        holders: Iterable[ReplicaId],
+    ) -> None:
+        """kept, told: None where another Router keeps it, and where nobody has told of it. Of one that was
+        being made a replica may come to hold a copy as long as that may take: its call was lost, or cancelled
+        a moment after it was given back."""
         is_whole = kept is None or (kept.is_established and kept.work is None)
-        until = self._clock() + (FORGET_S if is_whole else self._timeout_s + FORGET_S)
-        self._given_back[pin_id] = max(until, self._given_back.get(pin_id, until))
+        self._bury(
+            pin_id,
+            holders,
+            least_s=FORGET_S if is_whole else self._timeout_s + FORGET_S,
+            most_s=self._left_s(kept or told),
+        )
+
+    def _bury(self, pin_id: PinId, holders: Iterable[ReplicaId], *, least_s: float, most_s: float) -> None:
+        self._tombstones.add(pin_id, self._engines(), holders, least_s=least_s, most_s=most_s)
         self._watch()
+
+    def _left_s(self, pin: KeptPin | PinnedPrefix | None) -> float:
+        """Until no replica holds it any more, whoever is asked: a lease begins when its copy is computed."""
+        left_s = self._max_seconds if pin is None else max(0.0, pin.expires_at - self._wall_clock())
+        return left_s + self._timeout_s
 
     async def _end_late(self, pin_id: PinId, replica_id: ReplicaId) -> None:
         try:
             await self._copies.end(pin_id, replica_id)
-            await asyncio.sleep(END_AGAIN_S)
         finally:
             self._ending.discard((pin_id, replica_id))
-
-    def _forget_old(self) -> None:
-        now = self._clock()
-        for pin_id in [pin_id for pin_id, until in self._given_back.items() if until < now]:
-            del self._given_back[pin_id]

@@ -36,6 +36,7 @@ from tests.fakes.reports import an_engine_report
 from tests.fakes.router import BLOCK_SIZE, FINGERPRINT, FakeClock, config, info, load
 
 MAX_PINNED = 10  # blocks of each replica
+MAX_SECONDS = 86_400.0  # that anything is held for
 
 
 @dataclass
@@ -84,13 +85,17 @@ class PaperFleet:
         self.routers: list[PaperRouter] = []
         self.num_routers = 0  # that there ever were
         self.silent: set[str] = set()  # Routers that answer no other
+        self.deaf: set[ReplicaId] = set()  # replicas that no call reaches
+        self.mute: set[ReplicaId] = set()  # whose reports and answers reach nobody
         self.num_rounds = 0  # in which Routers were asked what they keep
         self.turns = {"alice": Turn("alice's", 3.0, 2), "bob": Turn("bob's", 1.0, 0)}  # by owner
         self.tell()
 
     def tell(self) -> None:
         """Every replica reports."""
-        self.reports = {name: replica.report() for name, replica in self.replicas.items()}
+        self.reports |= {
+            name: replica.report() for name, replica in self.replicas.items() if name not in self.mute
+        }
 
     def lose(self, name: ReplicaId) -> None:
         """It dies, and Serve says so."""
@@ -125,6 +130,17 @@ class PaperFleet:
             if router.name not in self.silent
         ]
 
+    def called(self, name: ReplicaId) -> PaperReplica:
+        """Raises ReplicaLost where the call does not get there."""
+        if name not in self.replicas or name in self.deaf:
+            raise ReplicaLost("it cannot be reached")
+        return self.replicas[name]
+
+    def check_answered(self, name: ReplicaId) -> None:
+        """Raises ReplicaLost where what was done is not heard of."""
+        if name in self.mute:
+            raise ReplicaLost("its answer was lost")
+
     def holders(self, pin_id: str) -> list[ReplicaId]:
         return [name for name, replica in self.replicas.items() if pin_id in replica.pins]
 
@@ -153,6 +169,7 @@ class PaperRouter:
             turn_of=fleet.turns.get,
             clock=self.clock,
             wall_clock=self.clock,
+            max_seconds=MAX_SECONDS,
         )
         self.directory = PrefixDirectory(self.keeper)
         self.directory.others = fleet
@@ -169,9 +186,7 @@ class PaperRouter:
         name, lease = request.ranks[0], request.pin
         self.fleet.asked.append(name)
         self.fleet.requests.append(request)
-        replica = self.fleet.replicas.get(name)
-        if replica is None:
-            raise ReplicaLost("it is gone")
+        replica = self.fleet.called(name)
         self.routing.routed(request.request_id, name)
         if replica.gate is not None:
             await replica.gate.wait()
@@ -183,25 +198,24 @@ class PaperRouter:
             raise PinsFull(blocks, replica.left)
         replica.pins[lease.pin_id] = lease, blocks
         replica.tokens[lease.pin_id] = request.token_ids
+        self.fleet.check_answered(name)
         yield Delta("", (), 0, FinishReason.LENGTH)
 
     async def unpin(self, request: ReleasePin) -> bool:
         self.fleet.released.append((request.pin_id, request.replica_id))
-        replica = self.fleet.replicas.get(request.replica_id)
-        if replica is None:
-            raise ReplicaLost("it is gone")
-        return replica.pins.pop(request.pin_id, None) is not None
+        has_held = self.fleet.called(request.replica_id).pins.pop(request.pin_id, None) is not None
+        self.fleet.check_answered(request.replica_id)
+        return has_held
 
     async def inherit(self, request: InheritPin) -> HeldPrefix | None:
-        replica = self.fleet.replicas.get(request.replica_id)
-        if replica is None:
-            raise ReplicaLost("it is gone")
+        replica = self.fleet.called(request.replica_id)
         if request.pin_id not in replica.pins:
             return None
         lease, blocks = replica.pins[request.pin_id]
         if lease.keeper not in (request.keeper, request.heir):
             return None
         replica.pins[request.pin_id] = replace(lease, keeper=request.heir), blocks
+        self.fleet.check_answered(request.replica_id)
         return HeldPrefix(replica.tokens[request.pin_id], lease.cache_salt)
 
     async def hold(self, num_blocks: int = 4, **changes: Any) -> str:

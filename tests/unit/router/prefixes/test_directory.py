@@ -11,8 +11,8 @@ import pytest
 from cache.types import PinId, ReplicaId
 from router.errors import PrefixNotFound, RouterUnheard
 from router.prefixes import directory
-from router.prefixes.keeper import FORGET_S
 from router.prefixes.prefix import PinnedPrefix
+from router.prefixes.tombstones import FORGET_S
 from tests.fakes.prefixes import PaperFleet, PaperRouter, settle
 
 NUM_REPLICAS = 4
@@ -186,6 +186,55 @@ async def test_a_keeper_that_cannot_be_told_is_overruled(routers: list[PaperRout
     assert fleet.holders(pin_id) == []
     assert not routers[0].keeper.keeps(pin_id)
     assert await ids(routers[2]) == []
+
+
+@pytest.mark.parametrize("asked", [0, 1, 2])
+async def test_a_replica_that_could_not_be_asked_brings_it_not_back(
+    routers: list[PaperRouter], asked: int
+) -> None:
+    """Five seconds later it was taken for a dead Router's, adopted, and held for the rest of its time."""
+    fleet = routers[0].fleet
+    pin_id = PinId(await routers[0].hold(copies=2, seconds=600.0))
+    await settle_all(routers)
+    lost = fleet.holders(pin_id)[0]
+    fleet.deaf.add(lost)
+    fleet.mute.add(lost)
+    await routers[asked].directory.give_back(await find(routers[asked], pin_id))
+    fleet.clock.advance(60.0)
+    await settle_all(routers)
+    assert fleet.holders(pin_id) == [lost]
+    for router in routers:
+        assert await ids(router) == []
+    fleet.deaf.clear()
+    fleet.mute.clear()
+    for router in routers:
+        await router.succession.look()
+        assert not router.keeper.keeps(pin_id)
+    await settle_all(routers)
+    assert fleet.holders(pin_id) == []
+
+
+async def test_routers_that_leave_tell_those_that_come(routers: list[PaperRouter]) -> None:
+    """In a rolling update all that heard of it are replaced."""
+    fleet = routers[0].fleet
+    pin_id = PinId(await routers[0].hold(copies=1, seconds=600.0))
+    await settle_all(routers)
+    fleet.deaf.update(fleet.holders(pin_id))
+    await routers[0].directory.give_back(await find(routers[0], pin_id))
+    routers.append(PaperRouter(fleet))
+    for _ in range(3):
+        leaving = routers.pop(0)
+        await leaving.directory.hand_on()
+        fleet.routers.remove(leaving)
+        await leaving.keeper.aclose()
+    fleet.clock.advance(60.0)
+    await settle(routers[0])
+    fleet.deaf.clear()
+    await routers[0].succession.look()
+    fleet.clock.advance(60.0)
+    await settle(routers[0])
+    assert fleet.holders(pin_id) == []
+    assert not routers[0].keeper.keeps(pin_id)
 
 
 async def test_who_does_not_answer_may_keep_it(routers: list[PaperRouter]) -> None:

@@ -1,0 +1,150 @@
+"""Pins that were given back, remembered for as long as a replica may tell of one.
+
+    given back ──> every replica is awaited ──(a later report is without it)──> nobody is ──(5 s)──> forgotten
+                      ^         └──(its time is over: its leases have ended by themselves)───────────^
+                      └──(a report has it, however late: that copy is to be ended once more)
+
+A replica that could not be asked holds its copy, and tells of it when it is back. By then that looks like a
+pin whose Router is gone, which any Router adopts; only who remembers knows better. A replica that has left is
+awaited, too: a list of replicas may lack one for a moment. There are few of those: each replica that is well
+has confirmed within half a second.
+Knows pins, reports and times; ends nothing itself. Owner: the router's event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from cache.engine_report import EngineReport
+from cache.types import PinId, ReplicaId
+from router.prefixes.holdings import Engines, holds
+from router.prefixes.prefix import PinnedPrefix
+
+FORGET_S = 5.0  # what was given back may still be in a report that is on its way
+END_AGAIN_S = 2.0  # between two attempts at ending a copy that is told of all the same
+# Some 20 MB. So many are given back within the seconds that a replica hangs, or never.
+MAX_TOMBSTONES = 1 << 16
+
+logger = logging.getLogger(__name__)
+
+_Version = tuple[int, int]  # of a report: its engine's epoch, and its number there
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """A replica that may hold a copy."""
+
+    version: _Version | None  # of its latest report when that was to be ended; None: there was none
+    again_at: float  # not earlier, by the clock, it is to be ended once more
+
+
+@dataclass(slots=True)
+class _Tombstone:
+    """Times by the clock."""
+
+    least_until: float  # remembered so long, whatever is told
+    most_until: float  # its leases have ended by then
+    awaited: dict[ReplicaId, _Awaited] = field(default_factory=dict)
+
+    @property
+    def until(self) -> float:
+        return max(self.least_until, self.most_until) if self.awaited else self.least_until
+
+
+class Tombstones:
+    """One Router's. `look` forgets; O(1) to ask for one."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._by_pin: dict[PinId, _Tombstone] = {}  # oldest first
+        self._has_overflowed = False
+
+    def __len__(self) -> int:
+        return len(self._by_pin)
+
+    def __contains__(self, pin_id: PinId) -> bool:
+        tombstone = self._by_pin.get(pin_id)
+        return tombstone is not None and self._clock() <= tombstone.until
+
+    @property
+    def unconfirmed(self) -> list[PinId]:
+        """Those of which a replica may yet tell."""
+        return [pin_id for pin_id, tombstone in self._by_pin.items() if tombstone.awaited]
+
+    def add(
+        self,
+        pin_id: PinId,
+        engines: Engines,
+        holders: Iterable[ReplicaId] = (),
+        *,
+        least_s: float,
+        most_s: float,
+    ) -> None:
+        """It was given back, once more perhaps.
+
+        engines: with the reports known now. holders: replicas that may have a copy and are not among them.
+        least_s: from now, that it is remembered whatever is told. most_s: until all its leases have ended.
+        """
+        now = self._clock()
+        tombstone = self._by_pin.get(pin_id)
+        if tombstone is None:
+            self._make_room()
+            tombstone = self._by_pin[pin_id] = _Tombstone(now + least_s, now + most_s)
+        tombstone.least_until = max(tombstone.least_until, now + least_s)
+        tombstone.most_until = max(tombstone.most_until, now + most_s)
+        tombstone.awaited |= {name: _Awaited(_version(engines, name), now) for name in (*engines, *holders)}
+
+    def look(self, told: Mapping[PinId, PinnedPrefix], engines: Engines) -> list[tuple[PinId, ReplicaId]]:
+        """Forget what nobody can tell of any more; copies to be ended once more.
+
+        told: every pin that a replica tells of, by the same reports. O(tombstones, and whom they await).
+        """
+        now, late = self._clock(), list[tuple[PinId, ReplicaId]]()
+        for pin_id, tombstone in list(self._by_pin.items()):
+            if now > tombstone.until:
+                del self._by_pin[pin_id]
+                continue
+            for name in told[pin_id].replicas if pin_id in told else ():
+                known, version = tombstone.awaited.get(name), _version(engines, name)
+                # One that hangs says nothing new, and need not be asked until it does.
+                if known is None or (version != known.version and now >= known.again_at):
+                    tombstone.awaited[name] = _Awaited(version, now + END_AGAIN_S)
+                    late.append((pin_id, name))
+            was_awaited = bool(tombstone.awaited)
+            tombstone.awaited = {
+                name: awaited
+                for name, awaited in tombstone.awaited.items()
+                if not _has_confirmed(engines, name, pin_id, awaited.version)
+            }
+            if was_awaited and not tombstone.awaited:
+                tombstone.least_until = max(tombstone.least_until, now + FORGET_S)
+        return late
+
+    def _make_room(self) -> None:
+        if len(self._by_pin) < MAX_TOMBSTONES:
+            return
+        del self._by_pin[next(iter(self._by_pin))]
+        if not self._has_overflowed:  # once: by now it is every one that is given back
+            self._has_overflowed = True
+            logger.warning(
+                "more prefixes were given back than are remembered: one may come back if a replica that "
+                "could not be asked holds it",
+                extra={"remembered": MAX_TOMBSTONES},
+            )
+
+
+def _version(engines: Engines, name: ReplicaId) -> _Version | None:
+    report = _report(engines, name)
+    return (report.epoch, report.number) if report is not None else None
+
+
+def _has_confirmed(engines: Engines, name: ReplicaId, pin_id: PinId, before: _Version | None) -> bool:
+    """Whether it has reported since, and holds no copy."""
+    report = _report(engines, name)
+    return report is not None and (report.epoch, report.number) != before and not holds(report, pin_id)
+
+
+def _report(engines: Engines, name: ReplicaId) -> EngineReport | None:
+    return engines[name].report if name in engines else None
