@@ -29,12 +29,14 @@ class RouteReason(StrEnum):
 
 class Admittance:
     """Of what came in one HTTP request, together: once one of its prompts is let in, the others are, whatever
-    work they are. Its client is answered all of them or none, and they would be refused for each other."""
+    work they are. Its client is answered all of them or none, and they would be refused for each other. Once
+    one is placed none is refused, or that one's work is done for nobody."""
 
-    __slots__ = ("is_given",)
+    __slots__ = ("has_begun", "is_given")
 
     def __init__(self) -> None:
         self.is_given = False
+        self.has_begun = False
 
 
 class RouteQuery(NamedTuple):
@@ -77,10 +79,20 @@ class RouteQuery(NamedTuple):
         """Whether there has to be room for it. Who is new counts as having come all the same."""
         return self.is_new and not (self.admittance is not None and self.admittance.is_given)
 
+    @property
+    def may_be_turned_away(self) -> bool:
+        """Though it was let in: nothing has been done yet for whoever sent it."""
+        return self.is_new and not (self.admittance is not None and self.admittance.has_begun)
+
     def admit(self) -> None:
         """There was; or nobody had to ask."""
         if self.admittance is not None:
             self.admittance.is_given = True
+
+    def begin(self) -> None:
+        """It goes to a replica."""
+        if self.admittance is not None:
+            self.admittance.has_begun = True
 
 
 class Placement(NamedTuple):

@@ -5,7 +5,8 @@ Who would wait too long is refused with AllBusy (`admission.py`), and so is who 
 the longest wait at the latest, and then nobody goes first who came later. Once it is known that more keeps
 coming than is served, those who were let in before that and have waited one and a half times as long as
 anybody may from then on are refused as well: served first, they would make everybody after them as late as
-they are. Overload is not held against a tenant that asks for no more than its part (`tenant_demand.py`).
+they are. Prompts of one HTTP request are so together, and only before any of them has a replica. Overload is
+not held against a tenant that asks for no more than its part (`tenant_demand.py`).
 
 Knows the queue, seconds and tenants; knows neither clocks nor where anybody goes. Owner: the router's event
 loop.
@@ -81,16 +82,18 @@ class Entrance:
     def too_late(self, now: float) -> Iterator[tuple[HeldRequest, AllBusy]]:
         """In overload: whoever was taken in before it was known to be one, and has waited too long for it.
 
-        Not who had a replica before: it may have begun to answer. Each has to leave before the next is asked
-        for.
+        Not who had a replica before: it may have begun to answer. Prompts of one HTTP request leave together,
+        and not once one of them has a replica. Each has to leave before the next is asked for.
         """
         latest = now - (1.0 + AGED) * self._admission.bound_s
-        for held in self._queue.came_before(latest):
-            if not held.query.is_new or self._is_within_share(held, now):
+        for oldest in self._queue.came_before(latest):
+            is_here = oldest.request_id in self._queue  # and has not left with one that was older
+            if not is_here or not oldest.query.may_be_turned_away or self._is_within_share(oldest, now):
                 continue
-            num_replicas = max(1, self._routing.free_replicas(0.0)[0])
-            room_in_s = self._routing.wait_s(self._queue.engine_s) - self._admission.bound_s
-            yield held, self._admission.refusal(room_in_s, held.engine_s, num_replicas, held.query.part)
+            for held in self._queue.together_with(oldest):
+                num_replicas = max(1, self._routing.free_replicas(0.0)[0])
+                room_in_s = self._routing.wait_s(self._queue.engine_s) - self._admission.bound_s
+                yield held, self._admission.refusal(room_in_s, held.engine_s, num_replicas, held.query.part)
 
     def _ahead_s(self, held: HeldRequest) -> float:
         """Until somebody could start on it behind those that go before it; 0 for who has no deadline."""

@@ -336,6 +336,7 @@ class HeldRequests:
         self._queue.charge(held.tenant, held.uncached_tokens, held.query.share)
         self._demand.placed(held.uncached_tokens, now)
         self._admission.placed(decision.engine_s)
+        held.query.begin()
         return Departure(request_id, waited_s, self._routing.book(decision))
 
     def _may_wait_for_successors(self, held: HeldRequest, error: NoReplica, now: float) -> bool:

@@ -203,6 +203,13 @@ class HeldQueue:
         ]
         return list(heapq.merge(*aged, key=_age))
 
+    def together_with(self, held: HeldRequest) -> list[HeldRequest]:
+        """What came in the same HTTP request and is here, itself included. O(its tenant's requests)."""
+        shared = held.query.admittance
+        if shared is None:
+            return [held]
+        return [each for each in self._lines[held.tenant].by_age if each.query.admittance is shared]
+
     @property
     def next_deadline(self) -> HeldRequest | None:
         """Whose comes first; None: nobody has one."""

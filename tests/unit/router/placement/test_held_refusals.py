@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from cache.events import StepTimeModel
 from cache.types import RequestId
 from router.errors import AllBusy
+from router.placement.decision import Admittance, RouteQuery
 from router.placement.overload import YOUNG
 from tests.fakes.held import OPTIONS, TOKEN_S, A, B, HoldingRouter
 from tests.fakes.router import BLOCK_SIZE, load, query, replica_id
@@ -84,6 +86,49 @@ def test_in_overload_those_let_in_before_it_was_known_wait_no_longer_than_others
     lost = query("lost", 1, excluded=frozenset({B}), is_again=True)
     router.held.submit(lost, since=router.clock() - 60.0)  # may have begun to answer
     assert all(each.error is None for each in router.held.poll())
+
+
+def overloaded(router: HoldingRouter, sent: dict[int, list[RouteQuery]]) -> dict[RequestId, AllBusy | None]:
+    """Prompts of 0.1 s, twenty a second for five seconds, and others beside those of some numbers: what they
+    came to here, None for those that were placed."""
+    num_blocks, backlog_s, ends = round(0.1 / TOKEN_S / BLOCK_SIZE), 0.0, dict[RequestId, AllBusy | None]()
+    for number in range(100):
+        router.report(A, backlog_s=backlog_s)
+        for asked in [*sent.get(number, ()), query(f"{number}", num_blocks)]:
+            try:
+                router.held.submit(asked)
+            except AllBusy as error:
+                ends[asked.request_id] = error
+        departures = router.held.poll()
+        for departure in departures:
+            assert departure.error is None or isinstance(departure.error, AllBusy)
+            ends[departure.request_id] = departure.error
+        placed = sum(departure.placement is not None for departure in departures)
+        backlog_s = max(0.0, backlog_s + 0.1 * placed - 0.05)
+        router.clock.advance(0.05)
+    assert router.held.queue_state().is_overload
+    return ends
+
+
+def a_body(name: str, num_blocks: Sequence[int]) -> list[RouteQuery]:
+    """The prompts of one HTTP request."""
+    shared, part = Admittance(), 1 / len(num_blocks)
+    return [
+        query(f"{name} {index}", blocks, part=part, admittance=shared)
+        for index, blocks in enumerate(num_blocks)
+    ]
+
+
+def test_what_came_together_is_refused_as_one_or_not_at_all() -> None:
+    """Of a batch the short prompts had been computed when the long ones were refused, in overload, and the
+    client got a 429 for all of them."""
+    options = replace(OPTIONS, max_wait_s=10.0, overload_wait_s=0.5, max_held_per_replica=1000, window=4)
+    short, long = round(0.02 / TOKEN_S / BLOCK_SIZE), round(0.8 / TOKEN_S / BLOCK_SIZE)
+    begun, waiting = a_body("begun", [short, long, long]), a_body("waiting", [long, long, long])
+    ends = overloaded(HoldingRouter(options=options), {2: begun, 10: waiting})
+    assert ends[begun[0].request_id] is None
+    assert [ends.get(each.request_id) for each in begun] == [None, None, None]
+    assert all(isinstance(ends[each.request_id], AllBusy) for each in waiting)
 
 
 @pytest.mark.parametrize(("prompts_each", "is_overload"), [(20, False), (1, True)])
