@@ -44,6 +44,12 @@ from replica.structures.matcher import StructureMatcher
 # A step over long contexts, on a busy machine, takes several times as long as a full one did at the start.
 FULL_STEPS = 8
 OUTSIDE_STEP_LIMIT_S = 8.0  # for what takes no time: beyond it the engine thread is stuck there
+# Of the last step's time, that taking in what was posted may take before the next one while answers go on: so
+# much longer a gap between two tokens gets in a flood of requests. With less it takes long to take them in.
+INTAKE_SHARE = 0.25
+# The same while none goes on: a burst is seen whole, so that short prompts go first, and a flood holds up
+# nobody's prompt for longer.
+INTAKE_LIMIT_S = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +100,7 @@ class Engine:
             clock=clock,
         )
         self._outbox = Outbox(config.stream_interval_s, self._bulletins.ended)
+        self._step_s = 0.0  # the last step's
         self._hands_over = False  # whatever is here or comes is for another replica
         self._in_hand: Message | None = None  # taken from the inbox, and not yet done with
 
@@ -277,9 +284,14 @@ class Engine:
         self._watchdog.begin("taking requests in", idle_s + OUTSIDE_STEP_LIMIT_S)
 
     def _take_inbox(self) -> bool:
-        """Take in what was posted, waiting for something only while idle; False when told to stop."""
+        """Take in what was posted, waiting for something only while idle, and no more than the next step may
+        wait for; False when told to stop."""
+        limit_s = INTAKE_SHARE * self._step_s if self._core.is_decoding else INTAKE_LIMIT_S
+        until_s = None
         for message in self._inbox.take(0.0 if self._core.has_work else self._bulletins.until_heartbeat_s()):
             self._watch_intake()  # anew: many are no hang
+            if until_s is None:
+                until_s = self._clock() + limit_s
             self._in_hand = message
             match message:
                 case Submit():
@@ -297,6 +309,8 @@ class Engine:
                     self._give_back()
                 case Stop():
                     return False
+            if self._clock() >= until_s:
+                break
         self._in_hand = None
         return True
 
@@ -315,6 +329,8 @@ class Engine:
         self._bulletins.admitted(message.request.request_id)
 
     def _cancel(self, stream: DeltaStream) -> None:
+        if (submit := self._inbox.withdraw(stream)) is not None:
+            self._withdraw(submit.request.request_id)
         self._drop(self._outbox.close(stream))
 
     def _answer_of_pins(self, message: AskPins[Any]) -> None:
@@ -343,7 +359,8 @@ class Engine:
             if has_ended:
                 self._bulletins.changed()
             now_s = self._clock()
-            self._outbox.send_due(now_s, now_s - began_s)
+            self._step_s = now_s - began_s
+            self._outbox.send_due(now_s, self._step_s)
             self._bulletins.stepped()
 
     def _drop(self, requests: Iterable[Request]) -> None:

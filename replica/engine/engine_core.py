@@ -224,6 +224,11 @@ class EngineCore:
         return len(self._scheduler) > 0 or bool(self._ended_at_submission)
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether somebody waits for the next token of an answer. O(running requests)."""
+        return self._scheduler.is_decoding
+
+    @property
     def num_waiting(self) -> int:
         """Requests that no step has begun on, or that one was taken back from."""
         return self._scheduler.num_waiting

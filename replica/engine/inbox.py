@@ -1,5 +1,11 @@
-"""What other threads ask of the engine's, in the order it came, until nothing is taken any more.
+"""What other threads ask of the engine's, until nothing is taken any more.
 
+    post ──┬── what ends something: Cancel, Abandon, Drain, HandOver, Stop ──> taken first
+           └── what makes work: Submit, AskPins ──> after that
+
+Each of the two in the order it came. Between two steps the engine takes no more than running answers may wait
+for: so nobody who leaves, and no end of the engine, stands behind a flood of requests. Whoever leaves before
+its request was taken has it withdrawn.
 Knows threads and what may be asked; knows neither steps nor what is answered.
 """
 
@@ -8,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -64,10 +71,14 @@ Message = Submit | Cancel | Abandon | AskPins[Any] | Drain | HandOver | Stop
 
 
 class Inbox:
-    """Any thread posts, and none waits for it; the engine thread takes."""
+    """Any thread posts, and none waits for it; the engine thread does the rest."""
 
     def __init__(self) -> None:
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        # What was posted, sorted, and not yet taken. Engine thread only.
+        self._ends: deque[Message] = deque()
+        self._works: deque[Message] = deque()
+        self._waiting: dict[DeltaStream, Submit] = {}  # of `_works`, those that nobody has withdrawn
         self._lock = threading.Lock()  # guards `_why_closed` together with putting a message in
         self._why_closed: str | None = "it was not started"
 
@@ -79,7 +90,7 @@ class Inbox:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to take at this moment."""
-        return self._messages.empty()
+        return not (self._ends or self._works) and self._messages.empty()
 
     def open(self) -> None:
         self._why_closed = None
@@ -101,8 +112,31 @@ class Inbox:
             return True
 
     def take(self, timeout_s: float) -> Iterator[Message]:
-        """What is here, and what is posted meanwhile; the first is waited for."""
-        with contextlib.suppress(queue.Empty):
-            yield self._messages.get(timeout=timeout_s)
-            while True:
-                yield self._messages.get_nowait()
+        """What is here, and what is posted meanwhile; the first is waited for. Who stops taking finds what is
+        left the next time."""
+        if not (self._ends or self._works):
+            with contextlib.suppress(queue.Empty):
+                self._sort_in(self._messages.get(timeout=timeout_s))
+        while True:
+            while not self._messages.empty():  # nobody else takes
+                self._sort_in(self._messages.get_nowait())
+            if not (messages := self._ends or self._works):
+                return
+            message = messages.popleft()
+            if isinstance(message, Submit) and self._waiting.pop(message.stream, None) is None:
+                continue
+            yield message
+
+    def withdraw(self, stream: DeltaStream) -> Submit | None:
+        """Never take what is to be answered there: that. None: it was taken, or is not here."""
+        return self._waiting.pop(stream, None)
+
+    def _sort_in(self, message: Message) -> None:
+        match message:
+            case Submit():
+                self._waiting[message.stream] = message
+                self._works.append(message)
+            case AskPins():
+                self._works.append(message)
+            case _:
+                self._ends.append(message)

@@ -407,6 +407,11 @@ class Scheduler:
         return self._budget.tokens
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether a running request has part of its answer. O(running)."""
+        return any([request.num_output_tokens for request in self._running.requests])
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 

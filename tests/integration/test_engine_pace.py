@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from cache.block_hash import BlockHasher
 from cache.event_log import EventLog
 from cache.events import EventBatch
-from cache.messages import Delta
+from cache.messages import Delta, GenerateRequest
+from cache.types import RequestId
 from replica.config import SimConfig
+from replica.engine.arrivals import Arrival
 from replica.engine.bulletins import DECODE_LOAD_INTERVAL_S, LOAD_INTERVAL_S
-from replica.engine.engine import Engine
+from replica.engine.engine import INTAKE_SHARE, Engine
 from replica.engine.engine_core import EngineCore
 from replica.runners.sim_runner import SimRunner
+from replica.scheduling.request import Request
 from tests.fakes.engine import TokenizersDecoder, VirtualClock, fingerprint, make_request, sim_config
+from tests.fakes.running_engine import collect, eventually
 
 PROMPT = range(100, 150)
 _TURNS = 20  # of the event loop: enough for a delta to go through every generator
@@ -66,6 +72,110 @@ async def served(
         deltas = [delta async for delta in engine.generate(request)]
     began = next(index for index, batch in enumerate(batches) if batch.load.admitted)
     return deltas, batches[began:]
+
+
+class Flooded:
+    """An engine whose clock its steps move, and taking a request in: two milliseconds each. Its door, too."""
+
+    STEP_S, TAKE_S = 0.02, 0.002
+
+    def __init__(self) -> None:
+        self.clock, self.steps_s = VirtualClock(), list[float]()
+        self.taken: dict[str, int] = {}  # after how many steps
+        self.cancelled: dict[str, int] = {}  # likewise
+        self.withdrawn: list[str] = []
+        self.on_taken: Callable[[str], None] = lambda _: None  # on the engine thread
+        sim = SimConfig(base_s=self.STEP_S, per_token_s=0.0, per_attention_s=0.0, per_sequence_s=0.0)
+        config = sim_config(1024, sim=sim, stream_interval_s=0.0, heartbeat_interval_s=60.0)
+        core = EngineCore(
+            SimRunner(config.sim, block_size=config.block_size, sleep=self._step),
+            config,
+            BlockHasher(fingerprint(config.block_size)),
+            decoder=TokenizersDecoder(),
+            clock=self.clock,
+        )
+        self._turns = stepwise(self.clock, asyncio.get_running_loop())
+        self._take, core.take = core.take, self._taking  # type: ignore[method-assign]
+        self._cancel, core.cancel = core.cancel, self._cancelling  # type: ignore[method-assign]
+        self.engine = Engine(core, config, clock=self.clock, door=self)
+
+    def ask(self, name: str, max_tokens: int) -> asyncio.Task[list[Delta]]:
+        return asyncio.create_task(collect(self.engine, make_request(name, PROMPT, max_tokens=max_tokens)))
+
+    def arrived(self, arrival: Arrival) -> None: ...
+
+    def refused(self, request_id: RequestId) -> None:
+        self.withdrawn.append(request_id)
+
+    def draining(self) -> None: ...
+
+    def _step(self, seconds: float) -> None:
+        self.steps_s.append(self.clock())
+        self._turns(seconds)
+
+    def _taking(self, request: GenerateRequest, **how: Any) -> list[Request]:
+        self.taken[request.request_id] = len(self.steps_s)
+        self.clock.sleep(self.TAKE_S)
+        self.on_taken(request.request_id)
+        return self._take(request, **how)
+
+    def _cancelling(self, request_id: RequestId) -> Request | None:
+        self.cancelled[request_id] = len(self.steps_s)
+        return self._cancel(request_id)
+
+
+async def test_in_a_flood_of_requests_answers_go_on() -> None:
+    """All were taken in before the next step: forty of them made a gap five times as long."""
+    flooded = Flooded()
+    async with flooded.engine:
+        going_on = flooded.ask("going on", 60)
+        await eventually(lambda: len(flooded.steps_s) >= 3)
+        names = [f"{number}" for number in range(40)]
+        answers = await asyncio.gather(*[flooded.ask(name, 1) for name in names])
+        assert [len(deltas) for deltas in answers] == [1] * 40
+        await going_on
+    assert list(flooded.taken) == ["going on", *names]
+    longest_s = max(later - sooner for sooner, later in itertools.pairwise(flooded.steps_s))
+    assert longest_s <= (1.0 + INTAKE_SHARE) * flooded.STEP_S + flooded.TAKE_S
+    assert flooded.taken["39"] - flooded.taken["0"] <= 40 / 3  # nor does the flood wait for long
+
+
+async def test_who_leaves_in_a_flood_has_left_before_the_next_step() -> None:
+    flooded, left_at = Flooded(), list[int]()
+    async with flooded.engine as engine:
+        going_on, stays = flooded.ask("going on", 1000), flooded.ask("stays", 60)
+        await eventually(lambda: engine.load().num_running == 2)
+        flood = [flooded.ask(f"{number}", 1) for number in range(40)]
+
+        def leave() -> None:
+            left_at.append(len(flooded.steps_s))
+            going_on.cancel()
+            flood[-1].cancel()
+
+        loop = asyncio.get_running_loop()
+        flooded.on_taken = lambda name: loop.call_soon_threadsafe(leave) if name == "5" else None
+        await asyncio.gather(*flood, stays, going_on, return_exceptions=True)
+        await eventually(lambda: engine.stats().cache.used == 0)
+    # In the middle of the step that was to come, or just before it.
+    assert flooded.cancelled["going on"] <= left_at[0] + 1
+    assert flooded.withdrawn == ["39"]
+    assert list(flooded.taken) == ["going on", "stays", *[f"{number}" for number in range(39)]]
+
+
+async def test_while_nobody_is_answered_a_burst_is_seen_whole() -> None:
+    """Whoever of it is shortest goes first."""
+    flooded, is_posted = Flooded(), threading.Event()
+    flooded.on_taken = lambda _: assert_set(is_posted)
+    async with flooded.engine:
+        burst = [flooded.ask(f"{number}", 1) for number in range(20)]
+        await asyncio.sleep(0)
+        is_posted.set()
+        await asyncio.gather(*burst)
+    assert set(flooded.taken.values()) == {0}
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(timeout=10.0)
 
 
 @pytest.mark.parametrize(

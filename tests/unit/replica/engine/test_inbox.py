@@ -1,10 +1,16 @@
-"""What is posted comes out in order, and nothing after the end."""
+"""What is posted comes out in order, ends before work, and nothing after the end."""
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
-from replica.engine.inbox import Drain, HandOver, Inbox, Stop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replica.engine.inbox import AskPins, Cancel, Drain, HandOver, Inbox, Message, Stop, Submit
+from replica.engine.stream import DeltaStream
+from tests.fakes.engine import make_request
 
 
 def opened() -> Inbox:
@@ -30,6 +36,75 @@ def test_what_is_left_when_taking_stops_comes_the_next_time() -> None:
     inbox.post(HandOver())
     assert next(inbox.take(0.0)) == Drain()
     assert list(inbox.take(0.0)) == [HandOver()]
+
+
+class Client:
+    """Who asks for something, and leaves."""
+
+    def __init__(self) -> None:
+        # No loop: nothing is handed over here.
+        self.stream = DeltaStream(None)  # type: ignore[arg-type]
+        self.submit = Submit(make_request("r", range(8)), self.stream, 0.0, None)
+        self.cancel = Cancel(self.stream)
+
+
+def test_who_leaves_does_not_stand_behind_those_that_come() -> None:
+    inbox, [gone, *others] = opened(), [Client() for _ in range(4)]
+    inbox.post(gone.submit)
+    assert list(inbox.take(0.0)) == [gone.submit]
+    question = AskPins(lambda _: None, Future())
+    for message in (*[each.submit for each in others], question, gone.cancel, Drain()):
+        inbox.post(message)
+    assert list(inbox.take(0.0)) == [gone.cancel, Drain(), *[each.submit for each in others], question]
+
+
+def test_who_leaves_before_it_was_taken_is_not_taken() -> None:
+    inbox, first, gone, last = opened(), Client(), Client(), Client()
+    for each in (first, gone, last):
+        inbox.post(each.submit)
+    assert next(inbox.take(0.0)) is first.submit
+    assert inbox.withdraw(first.stream) is None
+    assert inbox.withdraw(gone.stream) is gone.submit
+    assert inbox.withdraw(gone.stream) is None
+    assert list(inbox.take(0.0)) == [last.submit]
+    assert inbox.is_empty
+
+
+@given(st.lists(st.sampled_from(("submit", "cancel", "ask", "take", "take")), max_size=40))
+def test_nothing_is_lost_or_taken_twice_however_little_is_taken_at_a_time(acts: list[str]) -> None:
+    inbox, clients = opened(), list[Client]()
+    posted, taken, withdrawn = list[Message](), list[Message](), list[Message]()
+
+    def take(message: Message) -> None:
+        taken.append(message)
+        if isinstance(message, Cancel) and (submit := inbox.withdraw(message.stream)) is not None:
+            withdrawn.append(submit)
+
+    def post(message: Message) -> None:
+        posted.append(message)
+        inbox.post(message)
+
+    for act in acts:
+        match act:
+            case "submit":
+                clients.append(Client())
+                post(clients[-1].submit)
+            case "cancel" if clients:
+                post(clients.pop(len(clients) // 2).cancel)
+            case "ask":
+                post(AskPins(lambda _: None, Future()))
+            case "take":
+                for message in inbox.take(0.0):
+                    take(message)
+                    break
+    for message in inbox.take(0.0):
+        take(message)
+    assert inbox.is_empty
+    work = [each for each in posted if not isinstance(each, Cancel) and each not in withdrawn]
+    assert [each for each in taken if not isinstance(each, Cancel)] == work
+    assert [each for each in taken if isinstance(each, Cancel)] == [
+        each for each in posted if isinstance(each, Cancel)
+    ]
 
 
 def test_the_first_message_is_waited_for() -> None:
