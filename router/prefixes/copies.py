@@ -111,9 +111,7 @@ class Copies:
                 await self._calls.unpin(ReleasePin(pin_id, replica_id))
         except (ServingError, TimeoutError) as error:
             fields = {"pin_id": pin_id, "replica_id": replica_id, "error_type": type(error).__name__}
-            logger.warning(
-                "a pin could not be released, and is again when its replica tells of it", extra=fields
-            )
+            logger.warning("a pin could not be released until its replica tells of it again", extra=fields)
 
     async def inherit(
         self, pin_id: PinId, replica_id: ReplicaId, *, keeper: str, heir: str
