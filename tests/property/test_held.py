@@ -18,11 +18,12 @@ from cache.errors import DeadlineExceeded
 from cache.events import StepTimeModel
 from cache.types import ReplicaId, RequestId
 from router.errors import AllBusy, NoReplica
-from router.placement.decision import Decision, RouteQuery
+from router.placement.decision import Admittance, Decision, RouteQuery
 from router.placement.held import RELOOK_S, SUCCESSION_S, HeldRequests
 from router.placement.held_request import Departure
 from router.placement.hold_options import HoldOptions
 from router.placement.routing import Routing
+from tests.fakes.held import HoldingRouter
 from tests.fakes.router import STEP_TIME, FakeClock, config, info, load, query, replica_id
 
 REPLICAS = [replica_id(i) for i in range(3)]
@@ -218,6 +219,55 @@ def scaled(model: StepTimeModel, times: float) -> StepTimeModel:
         times * model.per_attention_s,
         times * model.per_sequence_s,
     )
+
+
+BODIES = st.lists(
+    st.tuples(st.integers(0, 40), st.lists(st.integers(1, 500), min_size=2, max_size=5)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=12)
+@given(BODIES)
+def test_what_came_together_leaves_refused_together_and_before_any_of_it_is_placed(
+    bodies: list[tuple[int, list[int]]],
+) -> None:
+    """An overload begins: prompts of 0.1 s, twenty a second. bodies: when each comes, and its blocks."""
+    options = replace(OPTIONS, window=4, max_wait_s=10.0, overload_wait_s=0.3, max_held_per_replica=1000)
+    router, backlog_s = HoldingRouter(options=options), 0.0
+    body_of: dict[RequestId, int] = {}
+    placed, refused = set[int](), dict[int, set[RequestId]]()
+    for tick in range(90):
+        router.report(replica_id(0), backlog_s=backlog_s)
+        asked = [query(f"alone {tick}", 52)]
+        for number, (at, sizes) in enumerate(bodies):
+            if at == tick:
+                shared = Admittance()
+                asked += [
+                    query(f"{number}, {index}", blocks, part=1 / len(sizes), admittance=shared)
+                    for index, blocks in enumerate(sizes)
+                ]
+                body_of |= {each.request_id: number for each in asked[-len(sizes) :]}
+        for each in asked:
+            with contextlib.suppress(AllBusy):
+                router.held.submit(each)
+        departures = router.held.poll()
+        for departure in departures:
+            if (body := body_of.get(departure.request_id)) is None:
+                continue
+            if departure.placement is not None:
+                assert body not in refused
+                placed.add(body)
+            else:
+                assert body not in placed
+                refused.setdefault(body, set()).add(departure.request_id)
+        for body, names in refused.items():
+            assert len(names) == len(bodies[body][1]), "all of it, in one moment"
+        work_s = 0.1 * sum(departure.placement is not None for departure in departures)
+        backlog_s = max(0.0, backlog_s + work_s - 0.05)
+        router.clock.advance(0.05)
+    assert router.held.queue_state().is_overload
 
 
 WIDE = replace(OPTIONS, window=1000, max_held_per_replica=1000)
