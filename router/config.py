@@ -92,7 +92,9 @@ class RouterConfig:
     # The same while more keeps coming than is served, when a queue would only make everybody late. Half of
     # the time to the first token that you promise; None = as long as 95 of 100 prompts take to prefill.
     overload_wait_s: float | None = None
-    max_held_per_replica: int = 256  # late: beyond it a request is refused too, so that memory has a bound
+    # late: beyond it a request is refused too, so that memory has a bound. A body is let in or refused as
+    # one: `limits.max_prompts` may be more than this, and one body's prompts may pass it.
+    max_held_per_replica: int = 256
     request_timeout_s: float | None = None  # a request not finished by then is given up; None = never
     predicted_ttl_s: float = 5.0  # a routed prompt counts as cached this long, unless events confirm it
     reservation_ttl_s: float = 600.0  # a reservation nobody released is dropped after this
