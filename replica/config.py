@@ -159,7 +159,7 @@ class ReplicaConfig:
     # full step takes more than a second when the engine starts, eight times that is the limit.
     step_time_limit_s: float = 8.0
     # The same for the warm-up, which compiles; loading is not watched. Of several ranks also how long each
-    # waits for the others.
+    # waits for the others, while they load too.
     warm_up_time_limit_s: float = 600.0
 
     def __post_init__(self) -> None:

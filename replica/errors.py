@@ -7,7 +7,10 @@
     │   ├── EventSocketError         the event sockets cannot listen where they were told to
     │   ├── StepOutOfMemory          a step's forward needed more memory than there is
     │   └── EngineBroken             the runner can compute no further step: the engine ends
-    │       └── RankLost             one of the processes that compute the model together has gone
+    │       ├── RankLost             one of the processes that compute the model together has gone
+    │       │   └── RankRefused      because it cannot serve its part, as it said
+    │       ├── RankSilent           one of them does not answer
+    │       └── CollectiveFailed     a sum over them failed: where one has gone, for the others
     └── RequestRefused
         ├── QueueFull                from cache/errors.py, raised by the scheduler
         │   ├── WaitTooLong          not too many wait, but for too long
@@ -39,6 +42,7 @@ from cache.errors import (
 
 __all__ = [
     "AdmissionFailed",
+    "CollectiveFailed",
     "DeadlineExceeded",
     "EngineBroken",
     "EngineError",
@@ -50,6 +54,8 @@ __all__ = [
     "PromptTooLong",
     "QueueFull",
     "RankLost",
+    "RankRefused",
+    "RankSilent",
     "RequestRefused",
     "StepOutOfMemory",
     "TooLargeForCache",
@@ -100,12 +106,56 @@ class EngineBroken(EngineError):
 
 
 class RankLost(EngineBroken):
-    """A process that has a part of the model ended before it was told to."""
+    """A process that has a part of the model ended before it was told to, or is about to."""
 
-    def __init__(self, rank: int, exit_code: int) -> None:
-        super().__init__(f"rank {rank} of the model has gone, with exit code {exit_code}")
+    def __init__(self, rank: int, exit_code: int | None, cause: str | None = None) -> None:
+        """exit_code: None where it has not ended yet. cause: what it said itself, which most cannot."""
+        how = f", with exit code {exit_code}" if cause is None else f": {cause}"
+        super().__init__(f"rank {rank} of the model has gone{how}")
         self.rank = rank
         self.exit_code = exit_code
+        self.cause = cause
+
+
+class RankRefused(RankLost):
+    """A process found that it cannot serve its part of the model."""
+
+    def __init__(self, rank: int, cause: str) -> None:
+        super().__init__(rank, None, cause)
+        self.args = (f"rank {rank} cannot serve its part: {cause}",)
+
+
+class RankSilent(EngineBroken):
+    """A process that loads its part of the model has not answered for as long as the others wait for it."""
+
+    def __init__(self, rank: int, limit_s: float) -> None:
+        super().__init__(
+            f"rank {rank} of the model has not answered for {limit_s:g} s: it stands still, or "
+            "warm_up_time_limit_s, which is this limit, must be more than it takes longer to load than rank 0"
+        )
+        self.rank = rank
+        self.limit_s = limit_s
+
+
+class CollectiveFailed(EngineBroken):
+    """A sum over the ranks, or their meeting, did not come about."""
+
+    def __init__(self, rank: int, cause: str, limit_s: float) -> None:
+        super().__init__(
+            f"rank {rank} has lost the other ranks, or waited longer for one than warm_up_time_limit_s, "
+            f"{limit_s:g} s: {cause}"
+        )
+        self.rank = rank
+        self.cause = cause
+        self.limit_s = limit_s
+
+    @classmethod
+    def behind(cls, error: BaseException) -> CollectiveFailed | None:
+        """`error`, or what it was raised from: who tries a model's forward wraps whatever that raises."""
+        link: BaseException | None = error
+        while link is not None and not isinstance(link, cls):
+            link = link.__cause__
+        return link
 
 
 class InvalidRequest(RefusedEverywhere):

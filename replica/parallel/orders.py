@@ -1,7 +1,7 @@
 """What rank 0 and its followers write to each other through pipes: msgpack frames, length first.
 
     rank 0 → follower   Load, then AllocatePages, then a Step for each step it computes itself; Close
-    follower → rank 0   Loaded, Room; or Refused, and it waits for its end
+    follower → rank 0   Loaded, Room; or, at any time, Refused or Failed, and then it ends
 
 Knows frames and one step's plan; knows neither processes nor models.
 """
@@ -68,11 +68,19 @@ class Room(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
+    """It cannot serve its part: an error of ours, which says why."""
+
+    reason: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Any other error, of which its traceback is in its log."""
+
     reason: str
 
 
 Order = Load | AllocatePages | Step | Close
-Answer = Loaded | Room | Refused
+Answer = Loaded | Room | Refused | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 orders = msgspec.msgpack.Decoder(Order)

@@ -19,6 +19,9 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from replica.errors import CollectiveFailed
+from replica.models.model_source import first_line
+
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 LEAVE_TIMEOUT_S = 5.0  # for the other ranks to leave as well, where none can leave alone
 
@@ -38,15 +41,16 @@ class Ranks(Protocol):
 
 
 class RankGroup:
-    """`Ranks` over torch.distributed. `close` leaves the group; a collective that waits longer than
-    `timeout_s` raises (gloo), or ends the process (NCCL)."""
+    """`Ranks` over torch.distributed. `close` leaves the group; a collective whose other ranks have gone, or
+    that waits longer than `timeout_s`, raises CollectiveFailed (gloo), or ends the process (NCCL)."""
 
     def __init__(self, rank: int, size: int, device: torch.device, store: Path, timeout_s: float) -> None:
-        """Blocks until every rank is here, and raises if that takes longer than `timeout_s`.
+        """Blocks until every rank is here. Raises CollectiveFailed if that takes longer than `timeout_s`.
 
         store: an empty file, or none yet, the same for every rank.
         """
         self.rank, self.size = rank, size
+        self._timeout_s = timeout_s
         self._has_left = False
         self._backend = backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
@@ -54,22 +58,40 @@ class RankGroup:
             # NCCL takes any other interface first, and asks at the first collective: this stays.
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={LOOPBACK}")
         with _on_loopback():
-            dist.init_process_group(
-                backend,
-                init_method=f"file://{store}",
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=timeout_s),
-            )
+            try:
+                dist.init_process_group(
+                    backend,
+                    init_method=f"file://{store}",
+                    rank=rank,
+                    world_size=size,
+                    timeout=timedelta(seconds=timeout_s),
+                )
+            except RuntimeError as error:
+                raise self._failed(error) from error
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(tensor)
+        try:
+            dist.all_reduce(tensor)
+        except RuntimeError as error:
+            raise self._failed(error) from error
         return tensor
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(parts, tensor.contiguous())
+        try:
+            dist.all_gather(parts, tensor.contiguous())
+        except RuntimeError as error:
+            raise self._failed(error) from error
         return torch.cat(parts, dim=-1)
+
+    def abort(self) -> None:
+        """Let whoever waits here in a collective go on, to fail then or in the next one. From any thread; may
+        take long.
+
+        For where a rank has gone, which over gloo the others notice by themselves, and over NCCL may not.
+        """
+        if self._backend == "nccl" and (group := dist.group.WORLD) is not None:
+            group.abort()
 
     def close(self) -> None:
         """Idempotent. Waits for nobody over gloo; over NCCL a few seconds for those who have not left either.
@@ -86,6 +108,9 @@ class RankGroup:
         leaving = threading.Thread(target=dist.destroy_process_group, name="warmpath-leave", daemon=True)
         leaving.start()
         leaving.join(LEAVE_TIMEOUT_S)
+
+    def _failed(self, error: RuntimeError) -> CollectiveFailed:
+        return CollectiveFailed(self.rank, first_line(error), self._timeout_s)
 
 
 @contextmanager

@@ -20,18 +20,19 @@ import torch
 from cache.errors import ConfigError
 from cache.host_tier import BlockMoves
 from replica.config import ReplicaConfig
-from replica.errors import EngineBroken, RankLost
+from replica.errors import EngineBroken, RankRefused
 from replica.models import config_rules, model_probe
 from replica.models.model_loader import load_config
 from replica.models.model_source import ModelRefused, ResolvedModel
 from replica.models.weight_files import fetch_weights
 from replica.output.sampler import InvalidLogits
 from replica.parallel import orders
-from replica.parallel.orders import AllocatePages, Answer, Load, Refused, Room
+from replica.parallel.orders import AllocatePages, Load, Room
 from replica.parallel.rank_group import RankGroup
 from replica.runners import load_choices, rank_model, self_check
 from replica.runners.followers import Followers
 from replica.runners.model_runner import ModelRunner
+from replica.runners.start_guard import StartGuard
 from replica.scheduling.runner import CopyTime, RunnerInfo, ScheduledSequence, StepResult
 
 _Result = TypeVar("_Result")
@@ -40,10 +41,13 @@ _Result = TypeVar("_Result")
 class ParallelRunner:
     """`Runner` over `tensor_parallel` processes. One a process, since that has one process group."""
 
-    def __init__(self, runner: ModelRunner, followers: Followers, undo: Callable[[], None]) -> None:
+    def __init__(
+        self, runner: ModelRunner, followers: Followers, guard: StartGuard, undo: Callable[[], None]
+    ) -> None:
         """Use `load`."""
         self._runner = runner
         self._followers = followers
+        self._guard = guard
         self._undo = undo
         self._info = replace(runner.info, num_ranks=1 + len(followers.pids), num_layers=1)
 
@@ -60,19 +64,28 @@ class ParallelRunner:
         """Load every rank's part, check that together they answer as the whole does, and allocate pages.
 
         tokenizer_eos: as `ModelRunner.load`.
-        on_lost: called on a thread of its own when a follower ends before it is told to, once that is logged.
-        Raises ConfigError (ModelRefused, NotEnoughMemory) as `ModelRunner.load`, and RankLost.
+        on_lost: called on a thread of its own when a follower ends before it is told to, once that is logged;
+        before `warm_up` is done, or a step is, only where neither this nor `warm_up` comes back to raise it.
+        Raises ConfigError (ModelRefused, NotEnoughMemory) as `ModelRunner.load`, whichever rank refuses, and
+        EngineBroken: RankLost, RankSilent, CollectiveFailed.
         """
         loading = _Loading(config, resolved)
         loading.check()
         # Never closed: torch may write to it as late as this process ends, and the number could be another's.
         store_fd = os.memfd_create("warmpath-ranks")
         store = Path(f"/proc/self/fd/{store_fd}")  # on every rank
-        followers = Followers(config.tensor_parallel, shared_fd=store_fd, on_lost=on_lost)
+        guard = StartGuard(on_lost)
+        followers = Followers(config.tensor_parallel, shared_fd=store_fd, on_lost=guard.lost)
+        limit_s = config.warm_up_time_limit_s
         group: RankGroup | None = None
         runner: ModelRunner | None = None
 
+        def abort() -> None:
+            if group is not None:
+                group.abort()
+
         def undo() -> None:
+            guard.end()
             followers.tell_end()  # first: over NCCL no rank leaves before the others
             if group is not None:
                 group.close()  # whoever waits for this rank in a collective stops waiting
@@ -84,10 +97,9 @@ class ParallelRunner:
             followers.tell_each(lambda rank: loading.order(rank, store))
             with load_choices.refusals(resolved.source, loading.device):
                 model, reference = loading.whole()
-                _check_answers(followers.hear_each(), resolved.source)
-                group = RankGroup(
-                    0, config.tensor_parallel, loading.device, store, config.warm_up_time_limit_s
-                )
+                followers.hear_each(limit_s)
+                guard.meets(abort)
+                group = RankGroup(0, config.tensor_parallel, loading.device, store, limit_s)
                 layers = rank_model.cut(model, resolved.source, group, loading.device, loading.max_model_len)
                 runner = ModelRunner.with_pages(
                     model,
@@ -96,20 +108,23 @@ class ParallelRunner:
                     resolved.source,
                     max_model_len=loading.max_model_len,
                     tokenizer_eos=tokenizer_eos,
-                    agree=lambda num_blocks: _agree(followers, num_blocks, resolved.source),
+                    agree=lambda num_blocks: _agree(followers, num_blocks, limit_s),
                     announce=lambda sequences: followers.tell(orders.planned(sequences, config.block_size)),
                     clock=clock,
                 )
                 runner.check_against(reference, resolved.source)
         except Exception as error:
-            # A collective fails where its peer has gone: say who.
-            cause = followers.cause_of(error) if not isinstance(error, ConfigError) else error
+            cause = followers.cause_of(error)
             undo()
-            raise cause from (None if cause is error else error)
+            if isinstance(cause, RankRefused):
+                raise ModelRefused(resolved.source, str(cause)) from None
+            if cause is not error:
+                raise cause from None
+            raise
         except BaseException:
             undo()
             raise
-        return cls(runner, followers, undo)
+        return cls(runner, followers, guard, undo)
 
     @property
     def info(self) -> RunnerInfo:
@@ -122,13 +137,16 @@ class ParallelRunner:
 
     def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
         """Compute one step. Raises InvalidLogits, after which it is usable; EngineBroken, after which not."""
+        self._guard.serves()
         return self._together(lambda: self._runner.execute(sequences))
 
     def copy_blocks(self, moves: BlockMoves) -> Sequence[CopyTime]:
         raise AssertionError("a model in several processes has no host memory")
 
     def warm_up(self) -> float:
-        return self._together(self._runner.warm_up)
+        full_step_s = self._together(self._runner.warm_up)
+        self._guard.serves()
+        return full_step_s
 
     def close(self) -> None:
         """End the followers and give memory back. Idempotent."""
@@ -139,12 +157,12 @@ class ParallelRunner:
             raise lost
         try:
             return compute()
-        except (InvalidLogits, EngineBroken):  # the first is found when every rank is done
-            raise
         except Exception as error:
             cause = self._followers.cause_of(error)
-            if isinstance(cause, RankLost):
+            if cause is not error:
                 raise cause from error
+            if isinstance(error, (InvalidLogits, EngineBroken)):  # the first is found when every rank is done
+                raise
             raise EngineBroken(
                 f"a step failed on rank 0 of several, which no longer agree: {error}"
             ) from error
@@ -205,16 +223,9 @@ def _of_one_rank(config: ReplicaConfig, device: torch.device) -> ReplicaConfig:
     return config
 
 
-def _check_answers(answers: Sequence[Answer], source: str) -> None:
-    for rank, answer in enumerate(answers, start=1):
-        if isinstance(answer, Refused):
-            raise ModelRefused(source, f"rank {rank} cannot serve its part: {answer.reason}")
-
-
-def _agree(followers: Followers, num_blocks: int, source: str) -> int:
+def _agree(followers: Followers, num_blocks: int, limit_s: float) -> int:
     """The least that any rank has room for, told to all: one block table serves every rank."""
-    answers = followers.hear_each()
-    _check_answers(answers, source)
+    answers = followers.hear_each(limit_s)
     least = min(num_blocks, *(answer.num_blocks for answer in answers if isinstance(answer, Room)))
     followers.tell(AllocatePages(least))
     return least

@@ -19,11 +19,11 @@ import torch.distributed as dist
 
 from cache.messages import SamplingParams
 from replica.config import ReplicaConfig
-from replica.errors import RankLost
+from replica.errors import RankLost, RankSilent
 from replica.models.model_source import ModelRefused, resolve
 from replica.parallel.orders import Load
 from replica.parallel.rank_group import RankGroup
-from replica.runners.follower import FAILED
+from replica.runners import followers as followers_module
 from replica.runners.followers import Followers
 from replica.runners.model_runner import ModelRunner
 from replica.runners.parallel_runner import ParallelRunner
@@ -43,8 +43,8 @@ def config_of(folder: Path) -> ReplicaConfig:
     )
 
 
-def in_parts(folder: Path, lost: threading.Event) -> ParallelRunner:
-    config = replace(config_of(folder), tensor_parallel=2)
+def in_parts(folder: Path, lost: threading.Event, *, limit_s: float = 600.0) -> ParallelRunner:
+    config = replace(config_of(folder), tensor_parallel=2, warm_up_time_limit_s=limit_s)
     return ParallelRunner.load(config, resolve(str(folder)), on_lost=lost.set)
 
 
@@ -119,17 +119,71 @@ def test_rank_0_leaves_when_the_others_have_been_told(llama: Path, monkeypatch: 
 
 
 def test_memory_that_runs_out_on_rank_0_is_a_refusal_which_says_so(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """While the other one waits for it in a collective."""
+    """While the other one waits for it in a collective, whose own error nobody is shown."""
 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(ModelRunner, "check_against", full)
+    monkeypatch.setattr(ModelRunner, "_forward", full)
     with pytest.raises(ModelRefused, match=r"needs more memory than cpu has .*CUDA out of memory"):
         in_parts(llama, threading.Event())
     assert not dist.is_initialized()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+FAILING = """
+import itertools, torch
+from replica.runners import follower, rank_model
+from replica.runners.model_runner import ModelRunner
+def full(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+"""
+FULL_FROM_THE_START = FAILING + "rank_model.cut = full; follower.main()"
+FULL_IN_THE_WARM_UP = (
+    FAILING
+    + """
+own, steps = ModelRunner.follow, itertools.count(1)
+ModelRunner.follow = lambda *given: full() if next(steps) > 3 else own(*given)  # of the self-check
+follower.main()
+"""
+)
+
+
+def test_a_follower_that_refuses_is_told_of_while_rank_0_waits_in_a_collective(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reason was lost: rank 0 told of a closed connection."""
+    monkeypatch.setattr(followers_module, "FOLLOWER", ("-c", FULL_FROM_THE_START))
+    lost = threading.Event()
+    with pytest.raises(ModelRefused, match=r"rank 1 cannot serve its part: .* cpu has .*CUDA out of memory"):
+        in_parts(llama, lost)
+    assert not lost.is_set(), "the process would have ended, and the error with it"
+    assert not dist.is_initialized()
+
+
+@pytest.mark.long
+def test_a_follower_that_fails_in_the_warm_up_is_told_of_by_that(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers_module, "FOLLOWER", ("-c", FULL_IN_THE_WARM_UP))
+    lost = threading.Event()
+    runner = in_parts(llama, lost)
+    try:
+        with pytest.raises(RankLost, match=r"rank 1 cannot serve its part: .*CUDA out of memory"):
+            runner.warm_up()
+        assert not lost.is_set()
+    finally:
+        runner.close()
+
+
+def test_a_follower_that_stands_still_is_not_waited_for_for_ever(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers_module, "FOLLOWER", ("-S", "-c", "import sys; sys.stdin.buffer.read()"))
+    with pytest.raises(RankSilent, match=r"rank 1 .* has not answered for 1 s: .*warm_up_time_limit_s"):
+        in_parts(llama, threading.Event(), limit_s=1.0)
 
 
 LEADER = """
@@ -171,8 +225,8 @@ def test_a_follower_that_fails_ends_at_once_and_in_order() -> None:
     try:
         config = ReplicaConfig(model="tiny", device="cpu", tensor_parallel=2)
         followers.tell_each(lambda rank: Load(config, rank, "store", 512, "no such dtype", part_bytes=1))
-        with pytest.raises(RankLost, match=rf"exit code {FAILED}$"):
-            followers.hear_each()
+        with pytest.raises(RankLost, match=r"rank 1 .* has gone: AttributeError: .*no such dtype"):
+            followers.hear_each(60.0)
         assert lost.is_set()
     finally:
         followers.close()

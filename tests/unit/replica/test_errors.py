@@ -9,6 +9,7 @@ from replica import errors
 from tests.error_trees import assert_complete, assert_survives_pickling
 
 EXAMPLES = [
+    errors.CollectiveFailed(0, "Connection closed by peer", 600.0),
     errors.EngineBroken("a step failed on rank 0 alone: out of memory"),
     errors.EngineError("something"),
     errors.EngineStopped("it was closed"),
@@ -16,6 +17,8 @@ EXAMPLES = [
     errors.InvalidRequest("top_p", "is 2"),
     errors.NeverBegan(3, 256, 60.2, 60.0),
     errors.RankLost(1, -9),
+    errors.RankRefused(1, "needs 8.0 GiB of memory on cuda:1"),
+    errors.RankSilent(1, 600.0),
     errors.StepOutOfMemory(512, "OutOfMemoryError"),
     errors.TooLargeForCache(10, 8, 4, 4),
     errors.WaitTooLong(3, 256, 31.5, 30.0),
@@ -54,6 +57,15 @@ def test_who_never_began_is_told_how_long_it_waited() -> None:
     error = errors.NeverBegan(3, 256, 60.24, 60.0)
     assert isinstance(error, errors.QueueFull), "another replica may have room"
     assert str(error) == "it has waited 60.2 s and not begun; nobody waits over 60.0 s"
+
+
+def test_a_failed_collective_is_found_behind_what_was_raised_from_it() -> None:
+    """A forward that is tried wraps whatever it fails with."""
+    wrapped = ValueError("its forward fails")
+    wrapped.__cause__ = errors.CollectiveFailed(0, "Connection closed by peer", 600.0)
+    assert errors.CollectiveFailed.behind(wrapped.__cause__) is wrapped.__cause__
+    assert errors.CollectiveFailed.behind(wrapped) is wrapped.__cause__
+    assert errors.CollectiveFailed.behind(ValueError("its own forward fails")) is None
 
 
 def test_too_large_names_all_numbers() -> None:

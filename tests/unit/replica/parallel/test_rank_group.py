@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from replica.errors import CollectiveFailed
 from replica.parallel import rank_group
 from replica.parallel.rank_group import RankGroup
 
@@ -63,6 +64,14 @@ class Distributed:
         self.others_leave = threading.Event()
         self.is_left = threading.Event()
         self.num_calls = 0
+        self.num_aborted = 0
+        self.group = SimpleNamespace(WORLD=self)
+
+    def all_reduce(self, _tensor: object) -> None:
+        raise RuntimeError("Connection closed by peer\nsomewhere in C++")
+
+    def abort(self) -> None:
+        self.num_aborted += 1
 
     def init_process_group(self, backend: str, **_: object) -> None:
         self.backend = backend
@@ -112,6 +121,20 @@ def test_it_does_not_wait_for_good_for_one_that_never_leaves(
     assert distributed.num_calls == 1
     distributed.others_leave.set()
     assert distributed.is_left.wait(5)
+
+
+def test_a_collective_that_fails_is_told_as_that(distributed: Distributed, tmp_path: Path) -> None:
+    """Who catches torch's RuntimeError takes it for the model's."""
+    with pytest.raises(CollectiveFailed, match=r"^rank 0 .*warm_up_time_limit_s, 1 s: Connection .* peer$"):
+        group_on("cpu", tmp_path).sum(torch.ones(1))
+
+
+@pytest.mark.parametrize(("device", "num_aborted"), [("cpu", 0), ("cuda", 1)])
+def test_a_wait_is_ended_where_a_rank_that_has_gone_does_not(
+    device: str, num_aborted: int, distributed: Distributed, tmp_path: Path
+) -> None:
+    group_on(device, tmp_path).abort()
+    assert distributed.num_aborted == num_aborted
 
 
 def test_over_gloo_nobody_is_waited_for(distributed: Distributed, tmp_path: Path) -> None:

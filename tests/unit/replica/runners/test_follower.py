@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import Any
 
 import pytest
 
 from replica.attention import kv_pages
 from replica.config import ReplicaConfig
+from replica.models.model_source import NotEnoughMemory
 from replica.parallel import orders
 from replica.parallel.orders import Close, Load, Refused
 from replica.runners import rank_model
@@ -28,9 +30,15 @@ def test_a_card_without_room_for_its_part_is_refused_with_both_numbers(
     monkeypatch.setattr(rank_model, "load_whole", load_whole)
     monkeypatch.setattr(kv_pages, "free_bytes", lambda device: {"cuda:1": 3 * GIB}[str(device)])
     config = ReplicaConfig(model="tiny", device="cuda", tensor_parallel=2)
-    said = [Load(config, 1, "store", 512, "bfloat16", part_bytes=8 * GIB), Close()]
     answers = io.BytesIO()
-    Follower(Orders(io.BytesIO(b"".join(map(orders.framed, said)))), answers).run()
+    # Open until it has told: at its end it would end its process, and after Close it tells nothing.
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as order_stream, os.fdopen(writing, "wb") as rank_0:
+        rank_0.write(orders.framed(Load(config, 1, "store", 512, "bfloat16", part_bytes=8 * GIB)))
+        rank_0.flush()
+        with pytest.raises(NotEnoughMemory):
+            Follower(Orders(order_stream), answers).run()
+        rank_0.write(orders.framed(Close()))
     answers.seek(0)
     answer = orders.read(answers, orders.answers)
     assert isinstance(answer, Refused)

@@ -1,0 +1,70 @@
+"""A rank that is lost while rank 0 starts is raised there; what does not come back to raise it ends."""
+
+from __future__ import annotations
+
+import threading
+
+from replica.runners.start_guard import StartGuard
+
+WAIT_S = 60.0  # for other threads
+
+
+class Guarded:
+    def __init__(self, limit_s: float) -> None:
+        self.is_over, self.is_aborted = threading.Event(), threading.Event()
+        self.guard = StartGuard(self.is_over.set, limit_s=limit_s)
+
+    def join(self) -> None:
+        for thread in threading.enumerate():
+            if thread.name == "warmpath-start-guard":
+                thread.join(WAIT_S)
+                assert not thread.is_alive()
+
+
+def test_a_replica_that_serves_ends_at_once() -> None:
+    guarded = Guarded(WAIT_S)
+    guarded.guard.serves()
+    guarded.guard.lost()
+    assert guarded.is_over.is_set()
+
+
+def test_a_start_that_raises_it_has_been_told() -> None:
+    guarded = Guarded(WAIT_S)
+    guarded.guard.meets(guarded.is_aborted.set)
+    guarded.guard.lost()
+    assert guarded.is_aborted.wait(WAIT_S)
+    guarded.guard.end()
+    guarded.join()
+    assert not guarded.is_over.is_set()
+
+
+def test_a_start_that_does_not_come_back_ends_even_where_the_abort_hangs() -> None:
+    guarded, goes_on = Guarded(0.01), threading.Event()
+
+    def hang() -> None:
+        goes_on.wait(WAIT_S)
+
+    guarded.guard.meets(hang)
+    guarded.guard.lost()
+    assert guarded.is_over.wait(WAIT_S)
+    goes_on.set()
+    guarded.join()
+
+
+def test_loading_takes_as_long_as_it_takes() -> None:
+    """Who loads notices when it is done: nothing can be interrupted there."""
+    guarded = Guarded(0.0)
+    guarded.guard.lost()
+    assert not guarded.is_over.is_set()
+    guarded.guard.meets(guarded.is_aborted.set)
+    assert guarded.is_over.wait(WAIT_S)
+    guarded.join()
+    assert guarded.is_aborted.is_set()
+
+
+def test_a_start_that_ends_before_ranks_meet_leaves_no_thread() -> None:
+    guarded = Guarded(0.0)
+    guarded.guard.lost()
+    guarded.guard.end()
+    guarded.join()
+    assert not guarded.is_over.is_set()
