@@ -4,11 +4,14 @@ Rank 0 has the schedule, draws tokens and answers; each step goes to the followe
 computed here, and the collectives inside the forward keep them together. What fails on one rank in the middle
 of a forward leaves the others waiting, so there is no next step: such a failure ends the engine. Knows ranks
 and what they agree on; knows neither the schedule nor Ray.
+
+Linux only: ranks find each other through a file in memory, by a name in /proc.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -183,6 +186,9 @@ class _Loading:
     def check(self) -> None:
         """Before gigabytes are fetched and processes started. Raises ConfigError and its kinds."""
         config, resolved, size = self.config, self._resolved, self.config.tensor_parallel
+        if sys.platform != "linux":
+            accepted = f"must be 1 on {sys.platform}: several ranks need Linux, or a container of it"
+            raise ConfigError("tensor_parallel", size, accepted)
         if self.device.type == "cuda" and torch.cuda.device_count() < size:
             accepted = f"needs as many CUDA devices, and torch sees {torch.cuda.device_count()}"
             raise ConfigError("tensor_parallel", size, accepted)

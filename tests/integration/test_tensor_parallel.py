@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from cache.errors import ConfigError
 from cache.messages import SamplingParams
 from replica.config import ReplicaConfig
 from replica.errors import RankLost, RankSilent
@@ -184,6 +185,14 @@ def test_a_follower_that_stands_still_is_not_waited_for_for_ever(
     monkeypatch.setattr(followers_module, "FOLLOWER", ("-S", "-c", "import sys; sys.stdin.buffer.read()"))
     with pytest.raises(RankSilent, match=r"rank 1 .* has not answered for 1 s: .*warm_up_time_limit_s"):
         in_parts(llama, threading.Event(), limit_s=1.0)
+
+
+def test_where_ranks_cannot_meet_that_is_said_before_anything_is_started(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ConfigError, match=r"^tensor_parallel = 2: must be 1 on darwin: .* need Linux"):
+        in_parts(llama, threading.Event())
 
 
 LEADER = """
