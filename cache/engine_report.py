@@ -20,7 +20,7 @@ from cache.errors import WireError
 from cache.types import PinId
 from cache.wire import WireFormat
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 MAX_REPORT_BYTES = 64 << 10  # a report has some 2 KB, and a pin 100 bytes
 MAX_PINS = 256  # on one engine: told with every report
 
@@ -96,6 +96,7 @@ class EngineReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     # Requests that are over, by how they ended.
     stopped: NonNegative  # end of sequence, stop string or stop id
     length_limited: NonNegative
+    handed_over: NonNegative  # their replica leaves, and another goes on with them
     aborted: NonNegative  # cancelled, past their deadline, or not read
     failed: NonNegative  # their forward failed
     left_unread: NonNegative  # however many answers each had: its client did not read

@@ -346,7 +346,9 @@ class Engine:
         self._hands_over = True
         self._bulletins.drains()
         # What is computed already, nobody needs to do again.
-        self._drop(self._outbox.close_all(HandedOver, sends_rest=True))
+        for request in self._outbox.close_all(HandedOver, sends_rest=True):
+            self._core.hand_over(request.request_id)
+            self._bulletins.changed()
 
     def _step(self) -> None:
         if self._core.has_work:

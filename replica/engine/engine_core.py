@@ -210,10 +210,11 @@ class EngineCore:
 
     def cancel(self, request_id: RequestId) -> Request | None:
         """Drop a request and free its blocks at once; None if it is not here (any more)."""
-        request = self._scheduler.cancel(request_id)
-        if request is not None:
-            self._note_end(request, Ending.ABORTED)
-        return request
+        return self._drop(request_id, Ending.ABORTED)
+
+    def hand_over(self, request_id: RequestId) -> Request | None:
+        """The same of one that another replica goes on with."""
+        return self._drop(request_id, Ending.HANDED_OVER)
 
     def count_unread(self) -> None:
         """Tell metrics of a request that its client did not read."""
@@ -392,6 +393,12 @@ class EngineCore:
         request.finish_reason = reason
         self._scheduler.finish(request)
         self._note_end(request, Ending.of(reason))
+
+    def _drop(self, request_id: RequestId, ending: Ending) -> Request | None:
+        request = self._scheduler.cancel(request_id)
+        if request is not None:
+            self._note_end(request, ending)
+        return request
 
     def _expired(self, request: Request, error: ServingError) -> Progress:
         self._note_end(request, Ending.ABORTED)

@@ -27,6 +27,7 @@ class Ending(Enum):
 
     STOP = "stop"
     LENGTH = "length"
+    HANDED_OVER = "handed_over"  # this replica leaves, and another goes on with it
     ABORTED = "aborted"  # cancelled, past its deadline, not read, or never begun
     FAILED = "failed"  # its forward failed
 
@@ -99,7 +100,7 @@ class EngineMeter:
         if request.for_cache:
             return
         self._ended[ending] += 1
-        if ending in (Ending.ABORTED, Ending.FAILED):
+        if ending not in (Ending.STOP, Ending.LENGTH):
             return
         admitted_s, first_s, last_s = request.admitted_s, request.first_token_s, request.last_token_s
         if admitted_s is None or first_s is None or last_s is None:
@@ -173,6 +174,7 @@ class EngineMeter:
             generated_tokens=self._generated_tokens - self._nobodys_tokens,
             stopped=self._ended[Ending.STOP],
             length_limited=self._ended[Ending.LENGTH],
+            handed_over=self._ended[Ending.HANDED_OVER],
             aborted=self._ended[Ending.ABORTED],
             failed=self._ended[Ending.FAILED],
             left_unread=self._left_unread,

@@ -154,6 +154,7 @@ _SOURCES: tuple[tuple[str, Callable[[EngineReport], float]], ...] = (
 _ENDINGS: tuple[tuple[str, Callable[[EngineReport], float]], ...] = (
     ("stop", lambda r: r.stopped),
     ("length", lambda r: r.length_limited),
+    ("handed_over", lambda r: r.handed_over),
     ("abort", lambda r: r.aborted),
     ("error", lambda r: r.failed),
 )

@@ -12,7 +12,7 @@ def an_engine_report(**changes: Any) -> EngineReport:
     counts = (
         *("num_running", "num_waiting", "used_blocks", "cached_blocks"),
         *("prompt_tokens", "cached_prompt_tokens", "queried_tokens", "generated_tokens"),
-        *("stopped", "length_limited", "aborted", "failed", "left_unread"),
+        *("stopped", "length_limited", "handed_over", "aborted", "failed", "left_unread"),
         *("pinned_blocks", "max_pinned_blocks"),
         *("preemptions", "steps", "failed_steps", "computed_tokens"),
         *("decode_tokens", "mixed_steps", "cut_steps", "early_steps", "out_of_memory_steps", "step_budget"),

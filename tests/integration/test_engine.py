@@ -285,7 +285,8 @@ async def test_a_draining_engine_says_so_at_once_and_serves_on() -> None:
 
 async def test_what_is_handed_over_keeps_every_token_it_got() -> None:
     """Another replica goes on from them: what is lost here would be computed again."""
-    async with engine(sim=SimConfig(base_s=0.005), stream_interval_s=10.0) as running:
+    reports: list[EngineReport] = []
+    async with engine(sim=SimConfig(base_s=0.005), stream_interval_s=10.0, report=reports.append) as running:
         got: list[int] = []
 
         async def read(name: str) -> None:
@@ -302,3 +303,5 @@ async def test_what_is_handed_over_keeps_every_token_it_got() -> None:
             await read("late")
         running.check_health()
         assert running.load().num_running == 0
+        await eventually(lambda: reports[-1].handed_over == 1)
+        assert reports[-1].aborted == 0

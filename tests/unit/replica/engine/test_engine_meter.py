@@ -131,18 +131,21 @@ def test_a_continuation_that_was_at_its_end_has_no_times() -> None:
     assert count(core, "request_s") == count(core, "first_token_s") == 0
 
 
-def test_cancelled_late_and_failed_ones_are_told_apart() -> None:
+def test_cancelled_late_failed_and_handed_over_ones_are_told_apart() -> None:
     clock = VirtualClock()
     core = sim_core(sim=SimConfig(raise_every_steps=1), clock=clock)
     core.submit(make_request("gone", range(9)))
     core.cancel(make_request("gone", range(9)).request_id)
+    core.submit(make_request("elsewhere", range(9)))
+    core.hand_over(make_request("elsewhere", range(9)).request_id)
     core.submit(make_request("late", range(9), deadline_s=1.0))
     clock.sleep(2.0)
     core.step()
     core.submit(make_request("failed", range(9)))
     core.step()
     numbers = report(core)
-    assert (numbers.aborted, numbers.failed, numbers.stopped, numbers.length_limited) == (2, 1, 0, 0)
+    assert (numbers.handed_over, numbers.aborted, numbers.failed) == (1, 2, 1)
+    assert (numbers.stopped, numbers.length_limited) == (0, 0)
     assert numbers.failed_steps == 1
     assert count(core, "request_s") == 0
 

@@ -52,6 +52,13 @@ def test_usage_is_a_share_of_all_blocks() -> None:
     assert value(values, "vllm:kv_cache_usage_perc", model_name="tiny", engine=B) == 0.0
 
 
+def test_what_another_replica_goes_on_with_is_not_among_the_cancelled() -> None:
+    values = shown(a1={"handed_over": 2, "aborted": 1})
+    for reason, number in (("handed_over", 2), ("abort", 1)):
+        labels = {"model_name": "tiny", "engine": A, "finished_reason": reason}
+        assert value(values, "vllm:request_success_total", **labels) == number
+
+
 def test_prompt_tokens_by_source_sum_to_prompt_tokens() -> None:
     values = shown(a1={"prompt_tokens": 100, "cached_prompt_tokens": 60})
     by_source = {
