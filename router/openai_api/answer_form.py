@@ -20,9 +20,11 @@ from router.openai_api.schema import ChatBody, CompletionBody
 from router.openai_api.structure_check import CheckStatistics, StructureChecker
 from router.openai_api.thoughts import THOUGHT_TAGS, ThoughtReader, ends_in_thought, thinks
 from router.openai_api.tool_calls import CLOSE, OPEN, ToolFormat, format_of, reader_for, renders_tools
-from router.openai_api.tools import Calling
-from router.prompts.prompt import PromptEncoder
+from router.openai_api.tools import Calling, Tool
+from router.prompts.chat import json_chars
+from router.prompts.prompt import OFFLOAD_CHARS, PromptEncoder
 
+_SCHEMA_CHARS = 4  # that are written as a structure in the time in which a character is tokenized
 _TAG_TOKENS = 16  # at a prompt's end, among which the tag of a thought is, with white space behind it
 
 
@@ -64,7 +66,8 @@ class FormStatistics:
 
 
 class AnswerForms:
-    """Finds bodies' forms, and whether they can be followed. Owner: the router's event loop."""
+    """Finds bodies' forms, and whether they can be followed. Owner: the router's event loop; long schemas are
+    written as structures on a prompt's thread."""
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class AnswerForms:
         return self._counted(AnswerForm(await self._own_structure(body, tenant)))
 
     async def of_chat(self, body: ChatBody, tenant: str = "") -> AnswerForm:
-        """Raises InvalidField, and UnsupportedParameter where the model's calls cannot be read.
+        """Raises InvalidField, UnsupportedParameter where the model's calls cannot be read, and PromptsBusy.
 
         tenant: who asks.
         """
@@ -149,14 +152,12 @@ class AnswerForms:
                 f"'{name}' is not supported together with 'tools' where it is a grammar or a list of "
                 "choices: name a JSON schema or a regular expression, or set 'tool_choice' to \"none\".",
             )
-        functions = []
-        for index, tool in allowed:
-            at = f"tools[{index}]"
-            arguments = arguments_of(tool, at, self._limits)
-            await self._checker.check(arguments, f"{at}.function.parameters", tenant)
-            functions.append((tool.name, arguments))
-        is_single = choice.is_named or not body.parallel_tool_calls
-        structure = calls_of(functions, CallRules(is_required, is_single, answer))
+        rules = CallRules(is_required, choice.is_named or not body.parallel_tool_calls, answer)
+        arguments, structure = await self._encoder.soon(
+            _size(allowed), tenant, lambda: _structures_of(allowed, rules, self._limits)
+        )
+        for (index, _), each in zip(allowed, arguments, strict=True):
+            await self._checker.check(each, f"tools[{index}].function.parameters", tenant)
         await self._checker.check(structure, "tools", tenant)
         return structure
 
@@ -192,6 +193,25 @@ class AnswerForms:
                 "'tools' is not supported: this server cannot read the calls that this model writes.",
             )
         return found
+
+
+def _structures_of(
+    functions: Sequence[tuple[int, Tool]], rules: CallRules, limits: Limits
+) -> tuple[list[Structure], Structure]:
+    """What each function's arguments have to be, and the answer with its calls.
+
+    functions: with their places in the body. Raises InvalidField. On any thread: a hundred large schemas take
+    half a second.
+    """
+    arguments = [arguments_of(tool, f"tools[{index}]", limits) for index, tool in functions]
+    names = [tool.name for _, tool in functions]
+    return arguments, calls_of(list(zip(names, arguments, strict=True)), rules)
+
+
+def _size(functions: Sequence[tuple[int, Tool]]) -> int:
+    """Characters that take as long to tokenize as these functions' structures to write."""
+    schemas = [tool.parameters for _, tool in functions]
+    return json_chars(schemas, _SCHEMA_CHARS * (OFFLOAD_CHARS + 1)) // _SCHEMA_CHARS
 
 
 def _has_no_tag(answer: Structure | None, body: ChatBody) -> bool:

@@ -1,7 +1,7 @@
 """What all handlers do with a request: count it once, read its body, and turn whatever ends it early into an
 error object.
 
-Knows HTTP and the service's counters; knows no endpoint's fields.
+Knows HTTP and the service's counters; knows of endpoints' fields only how long they take to check.
 """
 
 from __future__ import annotations
@@ -27,15 +27,20 @@ from router.openai_api.fields import Endpoint
 from router.openai_api.keys import visit_of
 from router.openai_api.middleware import id_of
 from router.openai_api.replies import error_response, json_response
+from router.openai_api.schema import STRUCTURE_FIELDS
 from router.openai_api.service import TRACEPARENT, Service
 from router.openai_api.streams import ClientGone
+from router.prompts.chat import json_chars
+from router.prompts.prompt import OFFLOAD_CHARS
 
 TRACE_HEADER = "traceparent"  # W3C trace context
 TIMEOUT_HEADER = "x-warmpath-timeout"
 GENERATING = (Endpoint.CHAT, Endpoint.COMPLETIONS)  # who asks for these may say until when
 _STATUS_CLIENT_GONE = 499  # nobody reads it; it shows in access logs
 _WORKED = 2  # largest bodies that are worked on at one time, as many as there are threads for prompts
-_BYTES_PER_CHAR = 16  # that are checked in the time in which a character is tokenized
+# That are checked in the time in which a character is tokenized; of a structure it is one, whose notation is
+# rewritten.
+_BYTES_PER_CHAR = 16
 
 T = TypeVar("T")
 
@@ -123,6 +128,11 @@ class Received:
     arrived_at: float  # its last byte, by the service's clock
     place: BodyPlace
 
+    def size(self, limits: Limits) -> int:
+        """Characters that take as long to tokenize as its fields to check."""
+        structures = [self.fields.get(name) for name in STRUCTURE_FIELDS]
+        return self.num_checked_bytes(limits) // _BYTES_PER_CHAR + json_chars(structures, OFFLOAD_CHARS)
+
     def num_checked_bytes(self, limits: Limits) -> int:
         """Without texts: nothing is looked for in them before they are tokenized, which has its own turn."""
         messages, texts = self.fields.get("messages"), [self.fields.get("prompt")]
@@ -176,8 +186,9 @@ class Handling:
 
         Raises what it raises, and PromptsBusy.
         """
-        size = body.num_checked_bytes(self._limits) // _BYTES_PER_CHAR
-        return await self._service.soon(size, visit_of(request), lambda: parse(body.fields, self._limits))
+        return await self._service.soon(
+            body.size(self._limits), visit_of(request), lambda: parse(body.fields, self._limits)
+        )
 
     async def plainly(
         self, request: Request, endpoint: Endpoint, handle: Callable[[Received], Awaitable[bytes]]

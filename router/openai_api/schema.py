@@ -101,7 +101,7 @@ _FORMAT_SCHEMA = {
         "schema": {"type": "object"},
     },
 }
-_STRUCTURE_FIELDS = (
+STRUCTURE_FIELDS = (
     "response_format",
     "structured_outputs",
     "guided_json",
@@ -109,6 +109,7 @@ _STRUCTURE_FIELDS = (
     "guided_choice",
     "guided_grammar",
 )
+"""Each says what the answer has to be; one of them at most is given."""
 
 Tokens = Annotated[int, Field(ge=1, le=INT32_MAX)]
 
@@ -182,7 +183,7 @@ class RequestBody(SamplingFields):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        given = [name for name in _STRUCTURE_FIELDS if getattr(self, name) is not None]
+        given = [name for name in STRUCTURE_FIELDS if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidField(given[1], f"'{given[1]}' cannot be used together with '{given[0]}'.")
         if self.stream_options is not None and not self.stream:
@@ -197,7 +198,7 @@ class RequestBody(SamplingFields):
     @property
     def structure(self) -> tuple[str, Structure] | None:
         """What the answer has to be, with the field that says so; None = anything."""
-        fields = ((name, getattr(self, name)) for name in _STRUCTURE_FIELDS)
+        fields = ((name, getattr(self, name)) for name in STRUCTURE_FIELDS)
         return next(((name, value) for name, value in fields if value is not None), None)
 
     @property

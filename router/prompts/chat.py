@@ -32,7 +32,8 @@ class Chat:
     def num_chars(self, enough: int) -> int:
         """About how many it has when it is rendered; what is no text is counted up to `enough`."""
         size = sum([_content_size(message, enough) + MESSAGE_CHARS for message in self.messages])
-        return size + (_size(self.tools, enough) if self.tools else 0) + _size(self.template_kwargs, enough)
+        size += json_chars(self.tools, enough) if self.tools else 0
+        return size + json_chars(self.template_kwargs, enough)
 
 
 def _flattened(message: Message, index: int) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def _flattened(message: Message, index: int) -> dict[str, Any]:
 
 def _content_size(message: Message, enough: int) -> int:
     content, calls = message.get("content"), message.get("tool_calls")
-    size = _size(calls, enough) if calls else 0
+    size = json_chars(calls, enough) if calls else 0
     for name in ("name", "reasoning"):
         size += len(message[name]) if isinstance(message.get(name), str) else 0
     if isinstance(content, Sequence) and not isinstance(content, str):
@@ -61,7 +62,7 @@ def _content_size(message: Message, enough: int) -> int:
     return size + (len(content) if isinstance(content, str) else 0)
 
 
-def _size(value: object, enough: int) -> int:
+def json_chars(value: object, enough: int) -> int:
     """About how many characters it has as JSON. Looks at no more parts than `enough` characters can be of."""
     size, waiting = 0, [value]
     while waiting and size <= enough:

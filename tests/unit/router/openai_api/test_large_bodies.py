@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from router.limits import Limits
-from router.openai_api import app, messages, prefix_routes
+from router.openai_api import answer_form, app, messages, prefix_routes
 from router.openai_api.body_room import BodyPlace, BodyRoom
 from router.openai_api.handling import Received
 from router.openai_api.schema import CompletionBody, parse_completion
 from tests.fakes.http import MODEL, RouterUnderTest, error_of
+from tests.fakes.tools import a_router
 
 MANY = 50_000
 HELLO = {"role": "user", "content": "hello"}
@@ -69,6 +70,18 @@ HERE = threading.current_thread().name
             "/v1/chat/completions",
             lambda n: {"messages": [HELLO], "allowed_token_ids": [1] * n},
         ),
+        (
+            app,
+            "parse_chat",
+            "/v1/chat/completions",
+            lambda n: {"messages": [HELLO], "guided_grammar": 'root ::= "a"' + "\n" * (n // 10)},
+        ),
+        (
+            app,
+            "parse_chat",
+            "/v1/chat/completions",
+            lambda n: {"messages": [HELLO], "guided_json": {"enum": [1] * (n // 10)}},
+        ),
         (app, "parse_completion", "/v1/completions", lambda n: {"prompt": [1] * n}),
         (app, "parse_completion", "/v1/completions", lambda n: {"prompt": "a", "allowed_token_ids": [1] * n}),
         (app, "parse_tokenize", "/tokenize", lambda n: {"messages": _called({"a": [1] * n})}),
@@ -89,6 +102,22 @@ async def test_large_bodies_are_checked_on_a_prompts_thread(
     for num, where in ((10, HERE), (MANY, "prompt")):
         await router.client.post(path, json={"model": MODEL, **body(num)})
         assert threads.names.pop() == where
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+async def test_long_schemas_of_functions_become_a_structure_on_a_prompts_thread(
+    threads: _Threads, choice: str
+) -> None:
+    """A hundred of them kept everybody else waiting for half a second."""
+    for name in ("arguments_of", "calls_of"):
+        threads.watch(answer_form, name)
+    async with a_router("no call") as router:
+        for num, where in ((10, HERE), (MANY, "prompt")):
+            parameters = {"properties": {"place": {"type": "string", "description": "x" * num}}}
+            function = {"name": "weather", "parameters": parameters, "strict": True}
+            await router.chat(tools=[{"type": "function", "function": function}], tool_choice=choice)
+            assert threads.names == [where, where]
+            threads.names.clear()
 
 
 @pytest.mark.parametrize(
