@@ -17,7 +17,7 @@ from router.errors import InvalidField, UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.body import strictly_parsed
 from router.openai_api.checked import limits_of
-from router.openai_api.gbnf import is_gbnf, lark_of
+from router.openai_api.gbnf import is_gbnf, lark_of, quoted
 from router.openai_api.schema_bounds import make_inclusive
 from router.openai_api.schema_keywords import leave_out
 
@@ -159,14 +159,9 @@ def _regex(value: object, at: str, limits: Limits) -> Structure:
 def _choice(value: object, at: str, limits: Limits) -> Structure:
     if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
         raise InvalidField(at, f"'{at}' must be a list of at least one non-empty string.")
-    source = "start: " + " | ".join(_quoted(each) for each in dict.fromkeys(value))
+    source = "start: " + " | ".join(quoted(each) for each in dict.fromkeys(value))
     _check_size(source, at, limits)
     return Structure(StructureKind.GRAMMAR, source)
-
-
-def _quoted(text: str) -> str:
-    """A string in Lark's notation: JSON's, but for U+007F, which llguidance 1.9 reads only when escaped."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _grammar(value: object, at: str, limits: Limits) -> Structure:

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Container
 
 import numpy as np
+from llguidance import LLMatcher, LLTokenizer
 from transformers import AutoTokenizer
 
 from cache.structure import Structure, StructureKind
@@ -50,6 +51,14 @@ def schema(value: object, *, is_lenient: bool = False) -> Structure:
 
 def regex(source: str) -> Structure:
     return Structure(StructureKind.REGEX, source)
+
+
+def follows(structure: Structure, text: str) -> bool:
+    """Whether this text, and no more, has the structure: over single bytes."""
+    matcher = LLMatcher(LLTokenizer("byte"), structure.grammar(), log_level=0)
+    assert not matcher.get_error()
+    tokens = list(text.encode())
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 
 def deep_structures(num_levels: int) -> list[Structure]:

@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from cache.structure import Structure, StructureKind
@@ -16,6 +15,7 @@ from router.limits import Limits
 from router.openai_api.schema import parse_chat, parse_completion
 from router.openai_api.structure_check import Refusal, judge
 from router.openai_api.structures import parts
+from tests.fakes.structures import follows
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 OBJECT = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}
@@ -170,14 +170,7 @@ def test_gbnf_is_known_by_how_it_writes_rules_whatever_they_are_called(
 ) -> None:
     structure = _structure(guided_grammar=grammar)
     assert structure is not None
-    assert [text for text in [*texts, *others] if _follows(structure, text)] == texts
-
-
-def _follows(structure: Structure, text: str) -> bool:
-    matcher = LLMatcher(LLTokenizer("byte"), structure.grammar(), log_level=0)
-    assert not matcher.get_error()
-    tokens = list(text.encode())
-    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+    assert [text for text in [*texts, *others] if follows(structure, text)] == texts
 
 
 def test_what_is_said_of_a_grammar_is_of_its_notation() -> None:
