@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
@@ -43,9 +43,25 @@ MAX_REMAINDERS = 100_000
 
 _UNKNOWN_REASON = "it cannot be compiled"
 
+# What llguidance says of a limit, wherever it was passed, and the limit. It numbers symbols with 16 bits, and
+# panics beyond them.
+_LIMITS = GrammarLimits()
+_MAX_NUMBERED_SYMBOLS = (1 << 16) - 11
+_TOO_LARGE = "it is too large: it may have at most {} symbols, a few for each rule, property and value"
+_PASSED_LIMITS: tuple[tuple[str, str], ...] = (
+    (r"grammar size .*too big", _TOO_LARGE.format(_LIMITS.max_grammar_size)),
+    (r"grammar\.symbols\.len\(\)", _TOO_LARGE.format(_MAX_NUMBERED_SYMBOLS)),
+    (r"schema too large", "it is too large: give it fewer properties and values"),
+    (
+        r"current row has",
+        f"it is too complex: at most {_LIMITS.max_items_in_row} rules, properties or choices may be open at "
+        "one place",
+    ),
+)
+
 # What llguidance says, and what is said of it: its own words may quote the structure.
 _REASONS: tuple[tuple[str, str], ...] = (
-    (r"too (big|large|complex)|limit|current row has", "it is too complex"),
+    (r"too (big|large|complex|many)|limit", "it is too complex"),
     (r"unsatisfiable|is empty", "no value can have it"),
     (r"no start rule", "it has no rule 'start', where a grammar in Lark's notation begins"),
     (r"number out of range", "a number in it is out of range"),
@@ -295,7 +311,7 @@ def _without_zeros(number: int) -> int:
 
 def _tried(structure: Structure) -> str | None:
     """What llguidance says against it, compiling it and following a few bytes."""
-    limits = LLParserLimits(verbose_errors=False, **asdict(GrammarLimits()))
+    limits = LLParserLimits(verbose_errors=False, **asdict(_LIMITS))
     matcher = LLMatcher(_BYTES, structure.grammar(), log_level=0, limits=limits)
     for _ in range(PROBED_BYTES):
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
@@ -341,10 +357,16 @@ def _reason(said: str) -> str:
             if names
             else "it cannot be enforced"
         )
+    lowered = said.lower()
+    if (limit := _found(_PASSED_LIMITS, lowered.partition("\n")[0])) is not None:  # what follows quotes it
+        return limit
     if (found := _IN_GRAMMAR.match(said)) is not None:
         return f"line {found[1]}, column {found[2]} cannot be compiled"
-    lowered = said.lower()
-    return next((reason for pattern, reason in _REASONS if re.search(pattern, lowered)), _UNKNOWN_REASON)
+    return _found(_REASONS, lowered) or _UNKNOWN_REASON
+
+
+def _found(reasons: Sequence[tuple[str, str]], lowered: str) -> str | None:
+    return next((reason for pattern, reason in reasons if re.search(pattern, lowered)), None)
 
 
 _BYTES = LLTokenizer("byte")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from cache.structure import Structure, StructureKind
+from cache.structure import GrammarLimits, Structure, StructureKind
 from router.errors import InvalidField, StructuresBusy
 from router.openai_api import structure_check
 from router.openai_api.structure_check import Refusal, StructureChecker, judge
@@ -19,6 +20,14 @@ from tests.fakes.structures import deep_structures, regex, schema
 
 def _object(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
+
+
+def _many(num: int) -> dict[str, Any]:
+    return {f"p{index}": {"type": "string"} for index in range(num)}
+
+
+def _in_grammar(value: object) -> Structure:
+    return Structure(StructureKind.GRAMMAR, f'start: "a" %json {json.dumps(value)}')
 
 
 _UNIQUE = {"type": "array", "uniqueItems": True}
@@ -64,7 +73,13 @@ _TREE = {
         (schema({"type": "integer", "minimum": 5, "maximum": 1}), "#", "no value can have it"),
         (schema(_RECURSIVE), "#/$defs/a", "cannot be compiled"),
         (schema({"enum": [f"secret{index}" for index in range(100_000)]}), "#", "too complex"),
-        (schema(_object(**{f"p{index}": {"type": "string"} for index in range(1500)})), "#", "too complex"),
+        (schema(_object(**_many(1500))), "#", "too complex: at most 2000 "),
+        (
+            _in_grammar(_object(**{f"p{i}": _object(**_many(1000)) for i in range(30)})),
+            None,
+            "it is too large",
+        ),
+        (regex("((a{1000}){1000}){1000}"), None, "too complex"),
         (regex("(secret"), None, "cannot be read"),
         (regex("(?<=secret)a"), None, "looks around"),
         (
@@ -82,6 +97,25 @@ def test_the_place_and_the_reason_are_told_and_nothing_is_quoted(
     assert refusal.pointer == pointer
     assert reason in refusal.reason
     assert "secret" not in refusal.reason
+
+
+def test_a_limit_is_named_wherever_it_was_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the line in a grammar that the client has never seen, as where its functions are too many."""
+    monkeypatch.setattr(structure_check, "_LIMITS", GrammarLimits(max_grammar_size=1000))
+    reason = "it is too large: it may have at most 200000 symbols, a few for each rule, property and value"
+    for place, structure in (
+        ("#", schema(_object(**_many(500)))),
+        (None, _in_grammar(_object(**_many(500)))),
+    ):
+        assert judge(structure) == Refusal(reason, place)
+    # 64 functions of 270 properties each; it takes seconds to find out.
+    panic = "panic: assertion failed: grammar.symbols.len() < u16::MAX as usize - 10"
+    assert structure_check._reason(panic) == reason.replace("200000", "65525")
+
+
+def test_what_is_quoted_passes_no_limit() -> None:
+    quoting = Structure(StructureKind.GRAMMAR, 'start: "grammar size too big" (')
+    assert judge(quoting) == Refusal("line 1, column 32 cannot be compiled")
 
 
 @pytest.mark.parametrize(
