@@ -258,7 +258,8 @@ class CompletionBody(RequestBody):
                 "max_tokens", f"'max_tokens' must be {accepted_text(Endpoint.COMPLETIONS, 'max_tokens')}."
             )
         if self.max_tokens == 0 and self.min_tokens:
-            raise InvalidField("min_tokens", "'min_tokens' must be between 0 and max_tokens (0).")
+            what = f"'min_tokens' must be between 0 and max_tokens (0), this one is {self.min_tokens}."
+            raise InvalidField("min_tokens", what)
         return self
 
     @property

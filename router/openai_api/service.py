@@ -283,7 +283,7 @@ class Service:
         started_at, visit = self.clock(), asked.visit
         max_tokens = self._max_tokens(len(prompt), body.token_limit, param)
         if body.min_tokens > max_tokens:
-            raise InvalidField("min_tokens", f"'min_tokens' must be between 0 and max_tokens ({max_tokens}).")
+            raise InvalidField("min_tokens", _beyond_max_tokens(body, max_tokens))
         hashes = await self._hash(prompt, salt)
         self.metrics.decision_s[DecisionPart.HASH].add(self.clock() - started_at)
         return Job(
@@ -391,3 +391,11 @@ class Service:
             pins=self._directory.at_a_glance,
             wall_clock=self._wall_clock,
         )
+
+
+def _beyond_max_tokens(body: RequestBody, max_tokens: int) -> str:
+    """What is wrong with its `min_tokens`."""
+    said = f"'min_tokens' must be between 0 and max_tokens ({max_tokens}), this one is {body.min_tokens}."
+    if body.model_fields_set & {"max_tokens", "max_completion_tokens"}:
+        return said
+    return f"{said} Set 'max_tokens': without it this server's default holds, or what the context leaves."

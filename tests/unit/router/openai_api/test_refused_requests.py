@@ -133,6 +133,21 @@ async def test_a_field_out_of_range_is_named(
     assert SECRET not in answer.text
 
 
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [({"max_tokens": 5}, 5), ({"max_completion_tokens": 7, "max_tokens": 7}, 7), ({"max_tokens": None}, 16)],
+)
+async def test_min_tokens_beyond_max_tokens_names_both_numbers(fields: dict[str, Any], limit: int) -> None:
+    """Also where the client sent but one of them: the model's own default is no number that it knows."""
+    async with RouterUnderTest(default_sampling={"max_tokens": 16}) as router:
+        for ask in (router.chat, router.complete):
+            answer = await ask(min_tokens=30, **fields)
+            message = error_of(answer)["message"]
+            assert (answer.status_code, error_of(answer)["param"]) == (400, "min_tokens")
+            assert f"between 0 and max_tokens ({limit}), this one is 30." in message
+            assert ("Set 'max_tokens'" in message) is (fields == {"max_tokens": None})
+
+
 @pytest.mark.parametrize("prompt", [[256], [0, 1 << 20], "", [[1], [300]]])
 async def test_token_ids_outside_the_vocabulary_and_empty_prompts_are_refused(
     router: RouterUnderTest, prompt: Any
