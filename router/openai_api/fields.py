@@ -10,7 +10,7 @@ client libraries add new ones all the time. `docs/api.md` shows this table; a te
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -287,8 +287,13 @@ def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
 def count_unknown(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
     """How many of a body's fields, and of its `stream_options`, this server has never heard of."""
     table, options = _TABLES[endpoint], body.get("stream_options")
-    nested = options if isinstance(options, dict) and "stream_options" in table else ()
-    return sum(name not in table for name in body) + sum(name not in STREAM_OPTIONS for name in nested)
+    nested = options if isinstance(options, dict) and "stream_options" in table else {}
+    return num_beyond(body, table) + num_beyond(nested, STREAM_OPTIONS)
+
+
+def num_beyond(body: Mapping[str, Any], known: Collection[str]) -> int:
+    """How many of its fields are not among these. O(the known): a body may have 300,000 others."""
+    return len(body) - sum(name in body for name in known)
 
 
 def _equal(value: Any, neutral: Any) -> bool:

@@ -17,6 +17,7 @@ from pydantic_core import to_json
 from router.errors import InvalidField, UnknownModel, UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.checked import checked, to_salt
+from router.openai_api.fields import num_beyond
 from router.openai_api.messages import MESSAGES_SCHEMA, ChatMessage, to_messages
 from router.openai_api.prompts import is_token_id
 from router.openai_api.responses import DetokenizeResponse
@@ -166,4 +167,4 @@ def parse_detokenize(body: Mapping[str, Any], limits: Limits) -> DetokenizeBody:
 
 def unknown_fields(kind: type[BaseModel], body: Mapping[str, Any]) -> int:
     """How many of a body's fields its endpoint does not know."""
-    return sum(name not in kind.model_fields for name in body)
+    return num_beyond(body, kind.model_fields)

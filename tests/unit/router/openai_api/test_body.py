@@ -256,3 +256,8 @@ def test_the_garbage_collector_is_back_after_a_body_of_very_many_parts_that_is_n
     with pytest.raises(MalformedJson):
         parse_object(b'{"a": [' + b"[]," * 20_000 + b"]}")
     assert gc.isenabled()
+
+
+def test_brackets_are_those_that_open_and_no_other_byte() -> None:
+    assert body._num_brackets(b"") == 0
+    assert body._num_brackets(bytes(range(256)) * 3) == 6
