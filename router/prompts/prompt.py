@@ -40,7 +40,8 @@ from router.prompts.templates import ChatTemplates, only_what_renders
 from router.prompts.token_bytes import token_bytes_of
 
 OFFLOAD_CHARS = 4096  # more to tokenize takes milliseconds: on a thread, not in the event loop
-RENDER_OFFLOAD_CHARS = 1 << 16  # up to here, rendering and looking up take well under a millisecond
+# Up to here, rendering and looking up take a millisecond or two: templates go through messages in Python.
+RENDER_OFFLOAD_CHARS, RENDER_OFFLOAD_MESSAGES = 1 << 16, 256
 NUM_THREADS = 2  # tokenizers release the GIL while they encode
 
 T = TypeVar("T")
@@ -252,7 +253,8 @@ class PromptEncoder:
     async def encode_chat(self, chat: Chat, *, salt: str = "", tenant: str = "") -> array[int]:
         """`chat`, on a thread if it is long or much of it is new. tenant: whose turn it takes there."""
         size = chat.num_chars(RENDER_OFFLOAD_CHARS)
-        if self._cache is None or size > RENDER_OFFLOAD_CHARS:
+        is_long = size > RENDER_OFFLOAD_CHARS or len(chat.messages) > RENDER_OFFLOAD_MESSAGES
+        if self._cache is None or is_long:
             return await self.soon(size, tenant, lambda: self.chat(chat, salt=salt))
         begun = self._cache.begin(self.render(chat), salt)
         return await self.soon(begun.missing_chars, tenant, lambda: self._finish_chat(begun))

@@ -120,6 +120,15 @@ async def test_long_schemas_of_functions_become_a_structure_on_a_prompts_thread(
             threads.names.clear()
 
 
+async def test_a_chat_of_many_messages_is_rendered_on_a_prompts_thread(threads: _Threads) -> None:
+    """However short: a template goes through each."""
+    async with a_router("hi") as router:
+        threads.watch(router.encoder, "render")
+        for num, where in ((10, HERE), (300, "prompt")):
+            await router.client.post("/v1/chat/completions", json={"model": MODEL, "messages": [HELLO] * num})
+            assert threads.names.pop() == where
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
