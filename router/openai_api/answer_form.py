@@ -210,8 +210,8 @@ def _structures_of(
 
 def _size(functions: Sequence[tuple[int, Tool]]) -> int:
     """Characters that take as long to tokenize as these functions' structures to write."""
-    schemas = [tool.parameters for _, tool in functions]
-    return json_chars(schemas, _SCHEMA_CHARS * (OFFLOAD_CHARS + 1)) // _SCHEMA_CHARS
+    enough = _SCHEMA_CHARS * (OFFLOAD_CHARS + 1)  # to know that they are long
+    return json_chars([tool.parameters for _, tool in functions], enough) // _SCHEMA_CHARS
 
 
 def _has_no_tag(answer: Structure | None, body: ChatBody) -> bool:

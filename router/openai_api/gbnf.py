@@ -58,8 +58,8 @@ def lark_of(text: str) -> str:
 
 
 class _Parser(GrammarParser):
-    """llguidance's, but for what stands between quotes and brackets: characters, each read by llama.cpp's
-    rules and written by Lark's."""
+    """llguidance's (as of 1.9.1), but for what stands between quotes and brackets: characters, each read by
+    llama.cpp's rules and written by Lark's."""
 
     def _parse_char(self, pos: Position) -> tuple[str, Position]:
         """One, and where the next begins. Raises ValueError where there is none."""
