@@ -9,6 +9,7 @@ client libraries add new ones all the time. `docs/api.md` shows this table; a te
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -112,19 +113,8 @@ def _ignored(name: str, endpoints: tuple[Endpoint, ...] = BOTH) -> Field:
 def _refused(
     name: str, *neutral: Any, domain: Domain = _ANY, endpoints: tuple[Endpoint, ...] = BOTH
 ) -> Field:
-    shown = " or ".join(_json(value) for value in neutral) or "absent"
+    shown = " or ".join(map(json.dumps, neutral)) or "absent"
     return Field(name, Use.REFUSED, shown, endpoints, neutral, domain)
-
-
-def _json(value: Any) -> str:
-    names = {True: "true", False: "false"}
-    if isinstance(value, bool):
-        return names[value]
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, dict):
-        return "{" + ", ".join(f'"{key}": {_json(item)}' for key, item in value.items()) + "}"
-    return str(value)
 
 
 FIELDS: tuple[Field, ...] = (

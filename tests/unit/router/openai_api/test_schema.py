@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -287,6 +288,14 @@ def test_a_refused_field_is_named_and_its_neutral_values_are_accepted(field: Fie
         assert caught.value.code == "unsupported_parameter"
         for neutral in (None, *field.neutral):
             refuse_unsupported(endpoint, {field.name: neutral})
+
+
+@pytest.mark.parametrize("field", REFUSED, ids=lambda field: field.name)
+def test_what_may_be_sent_is_told_as_json(field: Field) -> None:
+    """So that it can be pasted into a body."""
+    told = [json.loads(each) for each in field.accepts.split(" or ") if field.neutral]
+    assert all(map(_same, told, field.neutral))
+    assert len(told) == len(field.neutral)
 
 
 # What would change the answer where OpenAI or vLLM serve it, and was taken for a field nobody knows.
