@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,10 @@ from router.secret_file import check_path, read_secret
 from router.tenants.settings import TenantSettings
 
 BINDINGS = ("at_once", "late")
+ANY_ORIGIN = "*"
 
+# As browsers send it: in lower case and without a path; the scheme's own port is left out.
+_ORIGIN = re.compile(r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
 
 MIN_SECRET_CHARS = 16
 MAX_RECORDED_BLOCK = 1024  # tokens: what readers of a trace take
@@ -106,6 +110,9 @@ class RouterConfig:
     # refused, not retried. One that goes on in between has all its attempts.
     max_deaths: int = 2
     limits: Limits = field(default_factory=Limits)  # of one HTTP request
+    # Of other sites whose pages may use the API from a browser (CORS). None by default: a service on a
+    # laptop would otherwise be open to every page that its owner visits.
+    allowed_origins: tuple[str, ...] = ()
     tenants: TenantSettings = field(default_factory=TenantSettings)  # keys, and who shares cached prefixes
     # Thoughts come as `reasoning_content`, where the chat template is of a model that thinks. False: in the
     # content, between their tags, for clients that look for them there.
@@ -142,6 +149,7 @@ class RouterConfig:
             raise ConfigError(
                 "shadow_policy_options", dict(self.shadow_policy_options), "has no shadow_policy to go with"
             )
+        _check_origins("allowed_origins", self.allowed_origins)
         check_secret("debug_token", self.debug_token)
         _check_sendable("debug_token", self.debug_token)
         if self.debug_token is not None and self.tenants.has_keys:
@@ -201,6 +209,17 @@ def check_secret(name: str, value: str | None) -> None:
     """A secret is long enough not to be guessed. Raises ConfigError without showing it."""
     if value is not None and len(value) < MIN_SECRET_CHARS:
         raise ConfigError(name, HIDDEN, f"must have at least {MIN_SECRET_CHARS} characters")
+
+
+def _check_origins(name: str, origins: Sequence[str]) -> None:
+    """Raises ConfigError for the first that no browser would send."""
+    for origin in origins:
+        if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
+            accepted = (
+                'must be "*" or origins as browsers send them, such as https://chat.example or '
+                "http://localhost:3000: in lower case, without a path, and without the scheme's own port"
+            )
+            raise ConfigError(name, origin, accepted)
 
 
 def _check_sendable(name: str, value: str | None) -> None:

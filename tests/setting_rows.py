@@ -33,6 +33,18 @@ WORDS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # accepted, refus
     "a path": (("/llm",), ("llm", "/llm/")),
     "an address of the node": (("10.0.0.1", "node"), ("0.0.0.0", "*", "")),
     "an address of the node, or all": (("10.0.0.1", "0.0.0.0"), ("",)),
+    "a list of origins": (
+        (
+            [],
+            ["*"],
+            ["https://chat.example", "http://localhost:3000", "http://[::1]:3000", "app://obsidian.md"],
+        ),
+        (
+            "https://chat.example",
+            *([each] for each in ("chat.example", "https://chat.example/", "https://Chat.example", "null")),
+            *([each] for each in ("http://chat.example:80", "https://chat.example:443", "https://*.example")),
+        ),
+    ),
     "a policy's name": (NAMES, (NONE_OF_THEM,)),
     "an exporter's name": (("console",), (NONE_OF_THEM,)),
     "a function's name": ((POLICY,), ("no.such:thing",)),

@@ -24,6 +24,7 @@ from router.errors import InvalidField
 from router.fleet.exposition import CONTENT_TYPE
 from router.openai_api.answer import Answer
 from router.openai_api.asked import Asked
+from router.openai_api.cross_origin import CrossOriginMiddleware
 from router.openai_api.dashboard import DashboardRoutes
 from router.openai_api.debug import PATH as DEBUG_PATH
 from router.openai_api.debug import DebugRoute
@@ -83,6 +84,8 @@ def build_api(
         api.add_middleware(KeyMiddleware, gate=service.tenancy.gate, door=door)
     api.add_middleware(HeaderLimitMiddleware, max_bytes=service.config.limits.max_header_bytes, door=door)
     api.add_middleware(FailureMiddleware)  # inside the request id's, which its log line and answer have
+    if service.config.allowed_origins:
+        api.add_middleware(CrossOriginMiddleware, allowed=service.config.allowed_origins)
     api.add_middleware(RequestIdMiddleware, echo=echo_request_id)
     return api
 

@@ -77,6 +77,8 @@ def _settings(where: str, kind: Any) -> Iterator[tuple[str, Any]]:
 def _default(each: Any) -> Any:
     if each.default_factory is not dataclasses.MISSING:
         return each.default_factory()
+    if isinstance(each.default, tuple):
+        return list(each.default)  # YAML's
     return REQUIRED if each.default is dataclasses.MISSING else each.default
 
 
