@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_SAYING_NOTHING = {"type", "title", "description"}
+from router.openai_api.schema_names import SAYING_NOTHING
 
 # Escapes and classes first, in which nothing has a meaning of its own; the only group is what cannot be
 # followed. Possessive: an unclosed class would be looked for again from each of its brackets.
@@ -53,7 +53,5 @@ def _says_nothing(names: object) -> bool:
     if names is True:
         return True
     return (
-        isinstance(names, dict)
-        and names.keys() <= _SAYING_NOTHING
-        and names.get("type", "string") == "string"
+        isinstance(names, dict) and names.keys() <= SAYING_NOTHING and names.get("type", "string") == "string"
     )

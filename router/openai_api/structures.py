@@ -20,6 +20,7 @@ from router.openai_api.checked import limits_of
 from router.openai_api.gbnf import is_gbnf, lark_of, quoted
 from router.openai_api.schema_bounds import make_inclusive
 from router.openai_api.schema_keywords import leave_out
+from router.openai_api.schema_names import follow_names
 
 ANY_OBJECT = Structure(StructureKind.JSON_SCHEMA, '{"type": "object"}')
 
@@ -130,7 +131,9 @@ def schema_structure(value: object, at: str, limits: Limits, *, is_lenient: bool
         raise InvalidField(
             at, f"'{at}' must nest schemas at most {limit} deep; at {deepest.shown()} it goes deeper."
         )
-    return Structure(StructureKind.JSON_SCHEMA, _as_followed(source, is_lenient), is_lenient)
+    followed = _as_followed(source, is_lenient)
+    _check_size(followed, at, limits)  # again: names of a definition are written wherever it is referred to
+    return Structure(StructureKind.JSON_SCHEMA, followed, is_lenient)
 
 
 def _written(schema: object) -> str:
@@ -144,6 +147,7 @@ def _as_followed(source: str, is_lenient: bool) -> str:
     schema = json.loads(source)
     schemas = [part.schema for part in parts(schema) if isinstance(part.schema, dict)]
     for each in schemas:
+        follow_names(each, schema)
         leave_out(each, is_lenient=is_lenient)
     make_inclusive(schemas)
     return _written(schema)
