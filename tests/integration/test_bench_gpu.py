@@ -67,6 +67,14 @@ def test_results_of_contenders_that_are_not_named_are_not_counted(
     assert run(out, "--contenders", GENERATE) == 0
     assert f"6 results, 6 of them in {out}" in capsys.readouterr().out
 
+
+def test_results_that_are_not_there_yet_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("psutil", reason="without it transformers finds no memory on a CPU")
+    out = tmp_path / "bench.json"
+    assert run(out, "--contenders", GENERATE) == 0
+    capsys.readouterr()
     assert run(out, "--contenders", CONTINUOUS, "--limit-s", "0") == 1
     told = capsys.readouterr().out
     assert f"6 results, 1 of them in {out}" in told

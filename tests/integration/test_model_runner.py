@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 import threading
 import weakref
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ import pytest
 import torch
 
 from cache.messages import SamplingParams
-from replica.assembly import assemble
 from replica.attention.kv_pages import ATTRIBUTE
 from replica.config import ReplicaConfig
 from replica.models.model_source import resolve
@@ -80,22 +78,6 @@ def test_end_of_sequence_ids_come_from_the_generation_config_if_it_names_any(
     if content is not None:
         path.write_text(json.dumps(content))
     assert load(folder, opened).info.eos_token_ids == expected
-
-
-def test_the_tokenizers_end_is_one_in_an_assembled_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WARMPATH_CACHE", str(tmp_path))
-    folder = tmp_path / "model"
-    shutil.copytree(resolve("tiny").folder, folder)
-    (folder / "generation_config.json").write_text('{"eos_token_id": 0}')
-    config = ReplicaConfig(model=str(folder), device="cpu", num_blocks=64, fused_layers=False)
-    assembly = assemble(config)
-    try:
-        assert assembly.runner.info.eos_token_ids == {0, assembly.tokenizer.eos_token_id}
-        assert assembly.tokenizer.eos_token_id != 0
-    finally:
-        assembly.runner.close()
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 300])

@@ -1,7 +1,8 @@
-"""What building an engine imports, and what the simulated one takes from the settings."""
+"""What building an engine imports, and what it takes from settings and tokenizer."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from cache.errors import StructureRefused
 from cache.structure import Structure, StructureKind
 from replica.assembly import assemble
 from replica.config import ReplicaConfig, SimConfig
+from replica.models.model_source import resolve
 from replica.scheduling.runner import Runner
 from replica.structures.vocabulary import TokenizerUnsuited
 
@@ -59,3 +61,16 @@ def test_what_is_wrong_with_a_tokenizer_is_told_to_who_asks_for_structured_outpu
     structures = assemble(ReplicaConfig(runner="simulated")).structures
     with pytest.raises(StructureRefused, match=r"structured output: token 3 decodes otherwise"):
         structures.begin(Structure(StructureKind.REGEX, "a"))
+
+
+def test_the_tokenizers_end_is_one_of_the_engines(model_cache: None, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(resolve("tiny").folder, folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": 0}')
+    config = ReplicaConfig(model=str(folder), device="cpu", num_blocks=64, fused_layers=False)
+    assembly = assemble(config)
+    try:
+        assert assembly.runner.info.eos_token_ids == {0, assembly.tokenizer.eos_token_id}
+        assert assembly.tokenizer.eos_token_id != 0
+    finally:
+        assembly.runner.close()
