@@ -173,15 +173,18 @@ def two_that_fit(draw: random.Random) -> tuple[int, int]:
 
 SLOW = replace(MACHINE, base_s=0.05, max_running=16)
 SMALL, LARGE = 1 << 12, 1 << 16  # caches, tokens
+BROAD = (pytest.mark.long, pytest.mark.broad)
 
 
 @pytest.mark.parametrize(
     ("shape", "machine", "cache_tokens", "rate_per_s", "start", "comes_back"),
     [
-        pytest.param(long_prompts, MACHINE, LARGE, 6.0, 1, False, id="three times the time there is"),
+        pytest.param(
+            long_prompts, MACHINE, LARGE, 6.0, 1, False, id="three times the time there is", marks=BROAD
+        ),
         pytest.param(long_prompts, MACHINE, LARGE, 6.0, 1, True, id="and the refused come back"),
         pytest.param(one_that_fits, SLOW, SMALL, 2.0, 2, False, id="room for one prompt each"),
-        pytest.param(two_that_fit, SLOW, SMALL, 3.0, 2, False, id="room for two prompts each"),
+        pytest.param(two_that_fit, SLOW, SMALL, 3.0, 2, False, id="room for two prompts each", marks=BROAD),
         pytest.param(long_answers, replace(SLOW, max_running=4), LARGE, 4.0, 2, False, id="few places"),
     ],
 )

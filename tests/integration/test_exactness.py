@@ -55,13 +55,14 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
     shelf.close()
 
 
-# Every family meets the four settings that ask most of a network: whole prompts, chunks over small blocks,
-# blocks taken away and computed again, and the screen. The others differ in what scheduler and pool do, which
-# no family changes: three meet them, whose pages are alike, windowed, and latent. The rest of `FAMILIES` take
-# turns at them in the long suite, so that each meets two and each is met by two or three.
-# `MORE_FAMILIES` meet chunks over small blocks only where blocks are taken away, too.
+# Every family meets the three settings that ask most of a network: whole prompts, chunks over small blocks
+# that are taken away and computed again, and the screen. The others differ in what scheduler and pool do,
+# which no family changes: one meets them all, and two more, whose pages are windowed and latent, those that
+# copy pages. In the broad suite all of `FAMILIES` meet small blocks that nobody takes away, too, and these
+# three every setting; the rest take turns, so that each meets two and each is met by two or three.
 ASKS_MUCH = ("cache-on", "chunked-blocks-of-4", "preempted-blocks-of-4", "screened")
 ASKS_MOST = ("cache-on", "preempted-blocks-of-4", "screened")
+COPIES_PAGES = ("host-memory", "swapped")
 IN_EVERY_SETTING = ("llama", "gemma3", "deepseek_v3")
 OTHERS = tuple(setting.name for setting in SETTINGS if setting.name not in ASKS_MUCH)
 
@@ -74,24 +75,28 @@ def _meets(family: Family, setting: Setting) -> bool:
     return (OTHERS.index(setting.name) - 2 * FAMILIES.index(family)) % len(OTHERS) < 2
 
 
-def _is_long(family: Family, setting: Setting) -> bool:
-    return family in MORE_FAMILIES or not (setting.name in ASKS_MUCH or family.name in IN_EVERY_SETTING)
+def _is_broad(family: Family, setting: Setting) -> bool:
+    if family in MORE_FAMILIES:
+        return True
+    if family.name == "llama" or setting.name in ASKS_MOST:
+        return False
+    return not (family.name in IN_EVERY_SETTING and setting.name in COPIES_PAGES)
 
 
-def _param(family: Family, *others: Any, name: str, is_long: bool) -> Any:
+def _param(family: Family, *others: Any, name: str, is_broad: bool) -> Any:
     return pytest.param(
-        family, *others, id=name, marks=(pytest.mark.long, pytest.mark.broad) if is_long else ()
+        family, *others, id=name, marks=(pytest.mark.long, pytest.mark.broad) if is_broad else ()
     )
 
 
 IN_SETTINGS = [
-    _param(family, setting, name=f"{family.name}-{setting.name}", is_long=_is_long(family, setting))
+    _param(family, setting, name=f"{family.name}-{setting.name}", is_broad=_is_broad(family, setting))
     for family in (*FAMILIES, *MORE_FAMILIES)
     for setting in SETTINGS
     if _meets(family, setting)
 ]
 ONCE = [
-    _param(family, name=family.name, is_long=family in MORE_FAMILIES)
+    _param(family, name=family.name, is_broad=family.name not in IN_EVERY_SETTING)
     for family in (*FAMILIES, *MORE_FAMILIES)
 ]
 

@@ -30,17 +30,25 @@ SETTINGS = (
 )
 
 
-# Whose layers can be given some of a step's rows.
+# Whose layers can be given some of a step's rows. One meets every setting; the others, whose layers differ,
+# the plain one and the one that asks most, and the rest in the broad suite.
 USUAL, MORE = ("llama", "qwen2", "qwen3", "mistral"), ("llama-plain-rope", "granite")
+ASKS_MOST = ("blocks-of-4", "preempted")
 
 
-def _params() -> list[Any]:
+def _cases() -> Iterator[Any]:
     families = {family.name: family for family in (*FAMILIES, *MORE_FAMILIES)}
-    usual = [pytest.param(families[name], id=name) for name in USUAL]
-    return usual + [pytest.param(families[name], id=name, marks=pytest.mark.long) for name in MORE]
+    for name in (*USUAL, *MORE):
+        for setting in SETTINGS:
+            marks: tuple[pytest.MarkDecorator, ...] = ()
+            if name in MORE:
+                marks = (pytest.mark.long,)
+            elif name != USUAL[0] and setting.name not in ASKS_MOST:
+                marks = (pytest.mark.long, pytest.mark.broad)
+            yield pytest.param(families[name], setting, id=f"{name}-{setting.name}", marks=marks)
 
 
-@pytest.fixture(scope="module", params=_params())
+@pytest.fixture(scope="module")
 def saved(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Runners, list[tuple[int, ...]]]]:
@@ -54,7 +62,7 @@ def saved(
     runners.close()
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize(("saved", "setting"), [*_cases()], indirect=["saved"])
 def test_greedy_output_is_generates(
     saved: tuple[Runners, list[tuple[int, ...]]], setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -296,8 +296,15 @@ async def test_a_burst_of_equal_prompts_is_computed_once_per_router(
         assert sum(fleet.cached.values()) == (64 - len(fleet.served)) * usable
 
 
-@BINDINGS
-@pytest.mark.parametrize("num_routers", [1, 2])
+@pytest.mark.parametrize(
+    ("num_routers", "binding"),
+    [
+        pytest.param(1, "at_once", marks=(pytest.mark.long, pytest.mark.broad)),
+        (1, "late"),
+        (2, "at_once"),
+        (2, "late"),
+    ],
+)
 async def test_unique_prompts_one_after_another_spread_evenly(num_routers: int, binding: str) -> None:
     async with Fleet(num_routers, binding=binding) as fleet:
         await fleet.warm_up()

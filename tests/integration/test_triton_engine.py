@@ -83,7 +83,10 @@ def test_greedy_tokens_are_those_of_gather_and_sdpa(tmp_path: Path) -> None:
     check_family(LLAMA, tmp_path, CHUNKED)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", "bfloat16", pytest.param("float16", marks=(pytest.mark.long, pytest.mark.broad))],
+)
 def test_layers_are_kernels_in_every_type_unless_that_is_turned_off(dtype: str, tmp_path: Path) -> None:
     """And the whole network still says what it said as loaded, which is looked at before it serves."""
     families.save(LLAMA, tmp_path)
@@ -121,7 +124,7 @@ def test_recorded_decode_steps_say_what_steps_as_they_are_say(
             recorder.record_all(monkeypatch, paged_kernels, "attend", "merge")
             recorder.record_all(monkeypatch, row_kernels, "norm", "turn", "swish_product")
         engine = engines.engine_over(runner, CHUNKED)
-        answers.append(engines.answer_all(engine, FEW, sampling=sampling))
+        answers.append(engines.answer_all(engine, FEW[::2], sampling=sampling))  # a long and a short one
         assert num_fused(runner) == (2 if answers[1:] else 0)
     assert runner._graphs is not None
     assert runner._graphs.num_replays > 0, "nothing was replayed"

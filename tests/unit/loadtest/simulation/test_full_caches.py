@@ -57,7 +57,9 @@ def run(num_replicas: int, binding: str, slowdowns: tuple[float, ...] = (), seed
     return simulate(questions(seed), cell)
 
 
-@BINDINGS
+@pytest.mark.parametrize(
+    "binding", ["late", pytest.param("at_once", marks=(pytest.mark.long, pytest.mark.broad))]
+)
 def test_copies_do_not_push_out_what_is_as_hot(binding: str) -> None:
     hits, slowest_s = [], []
     for seed in range(1, 4):

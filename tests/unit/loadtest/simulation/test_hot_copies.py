@@ -50,7 +50,9 @@ def computed_whole(result: CellResult) -> int:
     return int((result.cached_tokens < PREFIX_TOKENS).sum())
 
 
-@BINDINGS
+@pytest.mark.parametrize(
+    "binding", ["late", pytest.param("at_once", marks=(pytest.mark.long, pytest.mark.broad))]
+)
 def test_requests_compute_it_once_and_are_sooner(binding: str) -> None:
     beside, by_requests = (
         [run(binding, copies_beside=each, seed=seed) for seed in range(3)] for each in (True, False)

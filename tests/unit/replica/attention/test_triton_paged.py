@@ -59,7 +59,13 @@ def test_each_route_is_dense_attention(layer: Layer, sequences: list[Sequence]) 
     check(layer, 16, sequences, 1, TritonPaged(CPU, SMALL_TILES))
 
 
-@pytest.mark.parametrize("layer", [PLAIN, EVERYTHING], ids=["plain", "window+softcap+sinks"])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        pytest.param(PLAIN, id="plain", marks=(pytest.mark.long, pytest.mark.broad)),
+        pytest.param(EVERYTHING, id="window+softcap+sinks"),
+    ],
+)
 def test_splits_are_merged_by_what_each_of_them_saw(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some parts see no key of a row: behind its window, or after the row itself."""
     sequences = [Sequence((0, 60, 64)), Sequence((0, 50, 51)), Sequence((0, 4, 5))]
@@ -157,11 +163,11 @@ def held_call(pages: LayerPages, layer: Layer, num_rows: int) -> AttentionCall:
 @pytest.mark.parametrize(
     "layer",
     [
-        PLAIN,
-        replace(EVERYTHING, kv_heads=2, window=35),
-        replace(PLAIN, group=20, has_sinks=True),  # two tiles of rows for each sequence
+        pytest.param(PLAIN, id="plain", marks=(pytest.mark.long, pytest.mark.broad)),
+        pytest.param(replace(EVERYTHING, kv_heads=2, window=35), id="window+softcap+sinks"),
+        # Two tiles of rows for each sequence.
+        pytest.param(replace(PLAIN, group=20, has_sinks=True), id="20 heads share"),
     ],
-    ids=["plain", "window+softcap+sinks", "20 heads share"],
 )
 def test_a_recorded_step_is_cut_for_whoever_is_in_it(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches are replayed as they were made, over other lengths: equal, mixed, and all short."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +19,6 @@ from tests.triton_interpreter import needs_triton
 
 pytestmark = needs_triton
 
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Relative, of logits: both ways round, and two layers add up.
 MOST_DIFFERENCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
@@ -39,18 +38,30 @@ MOVES_NOTHING = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama with biases": (
+        "llama",
+        {"hidden_size": 320, "head_dim": 80, "mlp_bias": True, "attention_bias": True},
+    ),
+    "qwen2": ("qwen2", {}),  # biases of query, key and value
+    "qwen3": ("qwen3", {"head_dim": 32}),  # norms of query and key; heads wider than the rows
+    "mistral": ("mistral", {"sliding_window": 10}),
+}
+
+
+def _cases() -> Iterator[Any]:
+    """Every model in full and half precision; of the two half precisions the second meets all in the broad
+    suite."""
+    for name, (model_type, settings) in MODELS.items():
+        for dtype in MOST_DIFFERENCE:
+            is_broad = dtype is torch.float16 and name != "llama"
+            marks = (pytest.mark.long, pytest.mark.broad) if is_broad else ()
+            yield pytest.param(model_type, settings, dtype, id=f"{name}-{dtype}", marks=marks)
+
+
 @pytest.mark.parametrize("num_tokens", [1, 5])
-@pytest.mark.parametrize(
-    ("model_type", "settings"),
-    [
-        ("llama", {}),
-        ("llama", {"hidden_size": 320, "head_dim": 80, "mlp_bias": True, "attention_bias": True}),
-        ("qwen2", {}),  # biases of query, key and value
-        ("qwen3", {"head_dim": 32}),  # norms of query and key; heads wider than the rows
-        ("mistral", {"sliding_window": 10}),
-    ],
-)
+@pytest.mark.parametrize(("model_type", "settings", "dtype"), [*_cases()])
 def test_a_replaced_layer_answers_alike(
     model_type: str, settings: dict[str, Any], num_tokens: int, dtype: torch.dtype
 ) -> None:

@@ -157,7 +157,14 @@ def watched(fleet: Fleet) -> tuple[Accounting, ClosedLoop, list[ReplicaId]]:
     return accounting, loop, doubted
 
 
-@pytest.mark.parametrize(("duration_s", "event_delay_s"), [(60.0, 0.0), (60.0, 0.02), (4.0, 0.02)])
+@pytest.mark.parametrize(
+    ("duration_s", "event_delay_s"),
+    [
+        pytest.param(60.0, 0.0, marks=(pytest.mark.long, pytest.mark.broad)),
+        (60.0, 0.02),
+        (4.0, 0.02),
+    ],
+)
 def test_in_steady_state_matches_are_right_to_within_a_block(duration_s: float, event_delay_s: float) -> None:
     """At least 95 % of requests, on four engines whose caches overflow."""
     fleet = Fleet(4, num_blocks=256, event_delay_s=event_delay_s, sim=SimConfig())
