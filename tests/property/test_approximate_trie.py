@@ -84,5 +84,5 @@ class ApproximateMachine(RuleBasedStateMachine):
         return found
 
 
-ApproximateMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
+ApproximateMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50)
 TestApproximate = ApproximateMachine.TestCase

@@ -249,7 +249,7 @@ def in_pool(core: EngineCore) -> set[BlockHash]:
 
 
 @given(workloads(num_blocks=ROOMY, harm=False))
-@settings(max_examples=75)
+@settings(max_examples=50)
 def test_with_room_for_all_the_engine_ends_as_if_it_went_one_by_one(workload: Workload) -> None:
     """Answers, text, reasons; and what the cache holds, as Routers hear it."""
     alone, _ = run(workload, ROOMY, ahead=False)
@@ -260,7 +260,7 @@ def test_with_room_for_all_the_engine_ends_as_if_it_went_one_by_one(workload: Wo
 
 
 @given(workloads(num_blocks=TIGHT, harm=False))
-@settings(max_examples=75)
+@settings(max_examples=50)
 def test_preempted_and_evicted_they_still_say_the_same(workload: Workload) -> None:
     alone, _ = run(workload, TIGHT, ahead=False)
     ended, core = run(workload, TIGHT, ahead=True)
@@ -270,7 +270,7 @@ def test_preempted_and_evicted_they_still_say_the_same(workload: Workload) -> No
 
 
 @given(workloads(num_blocks=TIGHT, harm=True))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_whatever_happens_who_answers_answers_right(workload: Workload) -> None:
     """Cancelled, too late, steps that fail, that do not fit into memory, copies that fail."""
     quiet = Workload(workload.requests, [0] * len(workload.requests), settings={"max_wait_s": None})

@@ -113,7 +113,7 @@ def play_laws(discipline: CacheDiscipline, num_tokens: int, max_examples: int) -
 @pytest.mark.parametrize("discipline", CacheDiscipline)
 def test_laws(discipline: CacheDiscipline, num_tokens: int) -> None:
     """Pools small enough to evict all the time, and large enough to compute things twice."""
-    count = play_laws(discipline, num_tokens, 60)
+    count = play_laws(discipline, num_tokens, 40)
     assert count["hit tokens"] > 0
     assert count["forks"] > 0
     assert (count["moved"] > 0) == (discipline is not CacheDiscipline.APPEND_ONLY)
@@ -164,7 +164,7 @@ def test_blocks_of_one_token_are_the_tree(num_tokens: int) -> None:
     long as blocks have one token, are merged when they fill, and each step is one sequence's and succeeds."""
     count: Counter[str] = Counter()
 
-    @settings(max_examples=50)
+    @settings(max_examples=30)
     @given(acts=acts(STEADY))
     def play(acts: list[Act]) -> None:
         count.update(play_beside(acts, num_tokens))

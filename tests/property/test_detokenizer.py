@@ -115,7 +115,7 @@ def run(
 @example((LLAMA, LLAMA_DECODER.encode("a你本語 b")), [False, False, True])
 @example((LLAMA, [*LLAMA_DECODER.encode(" "), *LLAMA.special * 5, *LLAMA_DECODER.encode(" a")]), [])
 @example((SENTENCEPIECE, [*b"\x80" * 7, *b"\xf0\x9f", *[256] * 8, *b"\x99\x82"]), [])
-@settings(max_examples=600)
+@settings(max_examples=300)
 def test_deltas_joined_are_the_full_decode(stream: Stream, takes: list[bool]) -> None:
     """Whenever text is taken, and whatever bytes the tokens cut in two."""
     kind, tokens = stream
@@ -134,7 +134,7 @@ def test_a_prompt_changes_nothing_but_the_first_space(pair: tuple[Kind, list[int
 
 @given(st.one_of(*(st.tuples(st.just(kind), kind.texts(), kind.streams()) for kind in KINDS)))
 @example((LLAMA, LLAMA_DECODER.encode("你"), LLAMA_DECODER.encode("🙂 你a")))
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_a_text_is_what_is_added_to_the_prompts(pair: tuple[Kind, list[int], list[int]]) -> None:
     """Also where the prompt ends in a character's bytes and the output begins with such."""
     kind, prompt, tokens = pair
@@ -166,7 +166,7 @@ def test_no_text_is_taken_back_nor_held_without_need(stream: Stream) -> None:
 
 @given(STREAMS, st.lists(st.text(alphabet="ab .,|é€日你🙂", min_size=1, max_size=3), min_size=1, max_size=3))
 @example((LLAMA, LLAMA_DECODER.encode("你本語 b")), ["本"])
-@settings(max_examples=600)
+@settings(max_examples=300)
 def test_text_ends_where_the_first_stop_begins(stream: Stream, stops: list[str]) -> None:
     """A stop string ends the text right before it, wherever tokens and deltas cut it."""
     kind, tokens = stream
@@ -181,7 +181,7 @@ def test_text_ends_where_the_first_stop_begins(stream: Stream, stops: list[str])
 
 
 @given(STREAMS, st.data(), st.sampled_from([(), ("a",), (" .", "b|"), ("€",)]), st.integers(0, 5))
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_a_continued_stream_gives_the_rest(
     stream: Stream, data: st.DataObject, stops: tuple[str, ...], min_tokens: int
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_continued_stream_gives_the_rest(
     st.integers(0, 90),
     st.integers(1, 9),
 )
-@settings(max_examples=600)
+@settings(max_examples=300)
 def test_tokens_pushed_at_once_are_tokens_pushed_one_by_one(
     stream: Stream, data: st.DataObject, stops: list[str], min_tokens: int, chunk_tokens: int
 ) -> None:

@@ -304,7 +304,7 @@ def check(schedule: list[tuple[str, int, int, int]], num_engines: int, num_route
         world.assert_true()
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(SCHEDULES, st.integers(1, 2), st.integers(1, 2))
 def test_every_index_is_the_union_of_the_caches_after_any_schedule(
     schedule: list[tuple[str, int, int, int]], num_engines: int, num_routers: int

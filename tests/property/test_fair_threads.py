@@ -173,7 +173,7 @@ class FairThreadsMachine(RuleBasedStateMachine):
 
 
 TestFairThreads = FairThreadsMachine.TestCase
-TestFairThreads.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFairThreads.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 def test_many_at_once_from_many_threads_are_each_run_once_or_cancelled() -> None:

@@ -213,7 +213,7 @@ class WideIndexMachine(IndexMachine):
             self.trie.add_replica(ReplicaId(f"idle{index}"))
 
 
-STEPS = settings(max_examples=100, stateful_step_count=40)
+STEPS = settings(max_examples=60, stateful_step_count=40)
 IndexMachine.TestCase.settings = WideIndexMachine.TestCase.settings = STEPS
 TestIndex = IndexMachine.TestCase
 TestWideIndex = WideIndexMachine.TestCase

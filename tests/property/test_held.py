@@ -200,7 +200,7 @@ class HeldMachine(RuleBasedStateMachine):
         assert self.routing.statistics().in_flight == 0
 
 
-HeldMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+HeldMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestHeld = HeldMachine.TestCase
 
 
@@ -311,7 +311,7 @@ def test_they_leave_in_the_order_of_the_law(
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.integers(50, 1000), st.integers(1, 20), st.floats(0.0, 10.0))
 def test_a_long_prompt_is_not_starved_by_short_ones(long_blocks: int, burst: int, floor_s: float) -> None:
     """Short prompts keep the replica more than busy; nothing ages but the floor."""

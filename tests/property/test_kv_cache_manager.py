@@ -321,7 +321,7 @@ def test_laws(mask: str, num_blocks: int) -> None:
     wanted = ["hit tokens", "removals", "pins", "forks"]
     if mask in ("constant hash", "four hashes"):
         wanted.append("refused")
-    count = seen(wanted, lambda again: _run(mask, num_blocks, max_examples=60, again=again))
+    count = seen(wanted, lambda again: _run(mask, num_blocks, max_examples=40, again=again))
     assert "refused" in wanted or not count["refused"]
 
 

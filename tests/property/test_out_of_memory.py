@@ -57,7 +57,7 @@ prompts = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_siz
 
 @pytest.mark.parametrize(("num_layers", "itl_target_s"), [(1, math.inf), (8, 0.001)])
 @given(prompts, st.integers(1, 40), st.booleans(), st.sampled_from([20, 64]), st.lists(st.integers(1, 40)))
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_nobody_fails_and_every_answer_is_the_same(
     num_layers: int,
     itl_target_s: float,

@@ -128,7 +128,7 @@ class InPython(TableMachine):
             self.patch.undo()
 
 
-TableMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
+TableMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
 InPython.TestCase.settings = settings(max_examples=30, stateful_step_count=25)
 TestTable, TestTableInPython = TableMachine.TestCase, InPython.TestCase
 

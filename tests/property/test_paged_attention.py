@@ -24,7 +24,7 @@ from tests.attention_cases import CPU, Layer, Sequence, batches, check, empty_pa
     short_blocks=st.sampled_from([1, 8]),
     max_scores=st.sampled_from([64, 1 << 26]),
 )
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_paged_attention_is_dense_attention(
     layer: Layer,
     batch: tuple[int, list[Sequence]],
@@ -110,7 +110,7 @@ def decoding(prompt: int, num_decodes: int) -> Sequence:
     seed=st.integers(0, 1000),
     is_wide=st.booleans(),
 )
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_many_steps_of_decoding_while_others_join(
     layer: Layer, block_size: int, shapes: list[tuple[int, int]], seed: int, is_wide: bool
 ) -> None:

@@ -107,7 +107,7 @@ class Story:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_the_choice_can_be_made_and_who_left_is_forgotten(name: str, seed: int) -> None:
     story = Story(name, seed)
     for _ in range(120):

@@ -198,5 +198,5 @@ class RoutingMachine(RuleBasedStateMachine):
         return self.routing._loads.view(replica).is_full
 
 
-RoutingMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+RoutingMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestRouting = RoutingMachine.TestCase

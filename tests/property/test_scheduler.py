@@ -194,7 +194,7 @@ def steps_keep_to_the_budget(runner: RecordingRunner, workload: Workload) -> boo
 
 
 @given(workloads(faults=False))
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_every_request_ends_as_if_it_had_run_alone(workload: Workload) -> None:
     """Whatever shares its steps, its blocks, or throws it out of the pool."""
     core, runner = build(workload)
@@ -218,7 +218,7 @@ def test_workloads_send_parts_through_the_layers() -> None:
 
 
 @given(workloads(faults=True))
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_faults_cancellations_and_deadlines_touch_only_their_own(workload: Workload) -> None:
     """Each request ends once: right tokens, its own error, or silence because it was cancelled."""
     core, runner = build(workload)

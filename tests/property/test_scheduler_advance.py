@@ -175,7 +175,7 @@ def _next_tokens(request: Request, count: int) -> array[int]:
     st.sampled_from([math.inf, None, 1.0]),
     st.sampled_from([MODEL, CHEAP_STEPS]),
 )
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_steps_at_once_are_the_same_steps(
     workload: list[Job],
     max_batched_tokens: int,

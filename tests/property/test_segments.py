@@ -76,7 +76,7 @@ def check(shape: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, "tiny"])
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_segments_make_the_whole(shape: str, data: st.DataObject) -> None:
     check(shape, data)
@@ -118,7 +118,7 @@ CHAT_PIECES = ("<|im_start|>", "<|im_end|>", "<|im_end|>\n", "user\n", "assistan
 CHAT_TEXTS = st.lists(st.sampled_from(CHAT_PIECES), max_size=20).map("".join) | st.text(max_size=30)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(texts=st.lists(CHAT_TEXTS, min_size=1, max_size=6), max_bytes=st.sampled_from([0, 2000, 1 << 20]))
 def test_a_cache_never_changes_the_ids(
     rule: tuple[Any, SegmentRule], texts: list[str], max_bytes: int

@@ -94,7 +94,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 
 @given(workloads())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_every_answer_is_the_one_it_would_be_alone(workload: Workload) -> None:
     """In any company, thrown out and back alone, with a prefix cache or without; and no block is lost."""
     core = build(**workload.options)

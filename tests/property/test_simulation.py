@@ -53,7 +53,7 @@ def assert_same(left: CellResult, right: CellResult, *, but: frozenset[str] = fr
 
 
 @given(workloads(), specs())
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_many_steps_at_once_give_what_single_steps_give(work: Workload, cell: CellSpec) -> None:
     """Every time, to the last bit: heartbeats, arrivals, failures and drains fall between the same steps."""
     single = simulate(work, cell, jumps=False)
@@ -68,7 +68,7 @@ def test_many_steps_at_once_give_what_single_steps_give(work: Workload, cell: Ce
     st.sampled_from([(), (3.0,)]),
     st.sampled_from([0.0, 0.05, 2.0]),
 )
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_heartbeats_of_an_empty_fleet_may_be_left_out(
     work: Workload,
     cell: CellSpec,
@@ -90,7 +90,7 @@ def test_heartbeats_of_an_empty_fleet_may_be_left_out(
 
 
 @given(workloads(), specs(), st.sampled_from(IDEALS))
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_the_ideals_jump_as_exactly(work: Workload, cell: CellSpec, policy: str) -> None:
     ideal = spec(
         policy=policy,
@@ -109,7 +109,7 @@ def test_the_same_cell_gives_the_same_result(work: Workload, cell: CellSpec) -> 
 
 
 @given(workloads(), specs(faults=False))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_every_prompt_token_is_cached_or_computed(work: Workload, cell: CellSpec) -> None:
     result = simulate(work, cell)
     uncached = int((result.input_tokens - result.cached_tokens).sum())
@@ -123,7 +123,7 @@ def test_every_prompt_token_is_cached_or_computed(work: Workload, cell: CellSpec
 
 
 @given(workloads(), specs())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_time_is_what_the_steps_take(work: Workload, cell: CellSpec) -> None:
     """No token before its prefill alone could have made it; nobody is busy longer than the run."""
     result = simulate(work, cell)
@@ -138,7 +138,7 @@ def test_time_is_what_the_steps_take(work: Workload, cell: CellSpec) -> None:
 
 
 @given(workloads(), st.integers(40, 80))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_one_replica_is_production_s_engine_on_its_simulated_runner(work: Workload, num_blocks: int) -> None:
     """Token by token in real ids, hashes and pages there, by block ids here: the same times and hits."""
     strangers = replace(

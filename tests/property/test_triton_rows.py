@@ -21,7 +21,7 @@ widths = st.integers(1, 2200)
 @given(
     dtype=dtypes, seed=seeds, num_tokens=tokens, width=widths, size=st.sampled_from([0.0, 1e-2, 1.0, 30.0])
 )
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_a_norm_is_its_formula_rounded_once(
     dtype: torch.dtype, seed: int, num_tokens: int, width: int, size: float
 ) -> None:
@@ -30,7 +30,7 @@ def test_a_norm_is_its_formula_rounded_once(
 
 
 @given(dtype=dtypes, seed=seeds, num_tokens=tokens, width=widths, size=st.sampled_from([1e-2, 1.0, 30.0]))
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_a_swish_product_is_its_formula_rounded_once(
     dtype: torch.dtype, seed: int, num_tokens: int, width: int, size: float
 ) -> None:
@@ -46,7 +46,7 @@ def test_a_swish_product_is_its_formula_rounded_once(
     half=st.integers(1, 130),
     has_norms=st.booleans(),
 )
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_turned_heads_are_their_formula_rounded_once(
     dtype: torch.dtype,
     seed: int,
