@@ -99,10 +99,8 @@ def test_without_a_server_a_worker_that_does_not_leave_is_ended(tmp_path: Path) 
     ("option", "value", "told"),
     [
         ("--scale", "nan", "nan' is not a finite number"),
-        ("--scale", "0", "0 is not above 0"),
         ("--pauses", "-1", "-1 is below 0"),
         ("--timeout-s", "0", "0 is not above 0"),
-        ("--timeout-s", "-3", "-3 is not above 0"),
     ],
 )
 def test_an_option_out_of_range_is_refused_by_name(

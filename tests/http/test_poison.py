@@ -121,12 +121,18 @@ def test_the_bodies_that_are_mutated_are_good_ones(client: httpx.Client) -> None
         assert answer.status_code == 200, answer.text
 
 
+@pytest.fixture(scope="module")
+def bodies(client: httpx.Client) -> dict[str, tuple[str, bytes]]:
+    """The corpus for this model."""
+    assert client.get("/v1/models/tiny").json()["max_model_len"] == MAX_MODEL_LEN
+    return corpus(MAX_MODEL_LEN, _vocab_size(client))
+
+
 @pytest.mark.parametrize("name", list(corpus(1, 1)))
-def test_the_corpus_is_refused(client: httpx.Client, canary: str, name: str) -> None:
-    card = client.get("/v1/models/tiny").json()
-    assert card["max_model_len"] == MAX_MODEL_LEN
-    vocab_size = _vocab_size(client)
-    path, content = corpus(MAX_MODEL_LEN, vocab_size)[name]
+def test_the_corpus_is_refused(
+    client: httpx.Client, canary: str, bodies: dict[str, tuple[str, bytes]], name: str
+) -> None:
+    path, content = bodies[name]
     answer = client.post(path, content=content)
     assert 400 <= answer.status_code < 500, (answer.status_code, answer.text[:300])
     check(answer)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.__main__ import COMMANDS
+import loadtest.comparison
+import loadtest.placement
+from loadtest.__main__ import COMMANDS, main
 
 ROOT = Path(__file__).parents[3]
 WITHOUT = """
@@ -48,12 +50,23 @@ def test_help_needs_no_extra() -> None:
     assert all(name in told.stdout for name in COMMANDS)
 
 
+@pytest.fixture
+def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has imported it, and what draws by it, long ago."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for package, name in ((loadtest.comparison, "figures"), (loadtest.placement, "plots")):
+        monkeypatch.delitem(sys.modules, f"{package.__name__}.{name}", raising=False)
+        monkeypatch.delattr(package, name, raising=False)
+
+
+@pytest.mark.usefixtures("without_matplotlib")
 @pytest.mark.parametrize("command", [*PLACES, *SERVERS])
-def test_plots_are_refused_with_what_to_install_before_anything_runs(command: str, tmp_path: Path) -> None:
+def test_plots_are_refused_with_what_to_install_before_anything_runs(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = [command, *(PLACES | SERVERS)[command], "--out", str(tmp_path / "out")]
-    told = run(*arguments)
-    assert told.returncode == 2
-    assert told.stderr == (
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == (
         "loadtest: plots need matplotlib: pip install -e '.[loadtest]', or ask for --no-plots\n"
     )
     assert not (tmp_path / "out").exists()

@@ -43,6 +43,7 @@ def test_reads(reader: Callable[[str], Any], text: str, value: object) -> None:
         (read.load, "nan", "not a finite number"),
         (read.load, "inf", "not a finite number"),
         (read.seconds, "-1", "below 0"),
+        (read.positive_seconds, "-3", "not above 0"),
         (read.share, "1", "not below 1"),
         (read.seeds, "3-0", "empty"),
         (read.seeds, "-1", "not a whole number"),

@@ -157,16 +157,16 @@ def test_a_replica_that_left_is_not_remembered(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_unique_prompts_do_not_fill_the_memory(name: str) -> None:
-    """8,000 prompts that never come again in 10,000 s, on engines of 500 blocks: half of them fill it."""
+    """4,000 prompts that never come again in 10,000 s, on engines of 500 blocks: half of them fill it."""
     bench = Bench(name, "abcd", SMALL.get(name), num_blocks=500)
     sizes = []
-    for index in range(8_000):
+    for index in range(4_000):
         hints = [hash((index, block)) & (2**64 - 1) for block in range(6)]
         among = [candidate(replica) for replica in "abcd"]
         bench.place(among, of_blocks(hints, name=str(index)))  # type: ignore[arg-type]
         bench.policy.finished(RequestId(str(index - 50)), ())  # those in flight are remembered, and few
-        bench.clock.advance(1.25)
-        if index in (3_999, 7_999):
+        bench.clock.advance(2.5)
+        if index in (1_999, 3_999):
             sizes.append(contents(bench.policy).total())
     assert sizes[1] <= sizes[0] * 1.05 + 50
 
