@@ -55,15 +55,20 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
     shelf.close()
 
 
-# Every family meets the three settings that ask most of a network: whole prompts, chunks over small blocks
-# that are taken away and computed again, and the screen. The others differ in what scheduler and pool do,
-# which no family changes: one meets them all, and two more, whose pages are windowed and latent, those that
-# copy pages. In the broad suite all of `FAMILIES` meet small blocks that nobody takes away, too, and these
-# three every setting; the rest take turns, so that each meets two and each is met by two or three.
+# Every family meets whole prompts, chunks over small blocks, and the screen. Two more, whose windows and
+# latent pages could be computed again otherwise, meet blocks that are taken away, and the latter pages that
+# are copied. The other settings differ in what scheduler and pool do, which no family changes: one meets
+# them all. In the broad suite all of `FAMILIES` meet blocks that are taken away, and these three every
+# setting; the rest take turns, so that each meets two and each is met by two or three. `MORE_FAMILIES` meet
+# chunks over small blocks only where blocks are taken away, too.
 ASKS_MUCH = ("cache-on", "chunked-blocks-of-4", "preempted-blocks-of-4", "screened")
 ASKS_MOST = ("cache-on", "preempted-blocks-of-4", "screened")
-COPIES_PAGES = ("host-memory", "swapped")
 IN_EVERY_SETTING = ("llama", "gemma3", "deepseek_v3")
+USUAL = ("cache-on", "chunked-blocks-of-4", "screened")
+MORE = {
+    "gemma3": ("preempted-blocks-of-4",),
+    "deepseek_v3": ("preempted-blocks-of-4", "host-memory", "swapped"),
+}
 OTHERS = tuple(setting.name for setting in SETTINGS if setting.name not in ASKS_MUCH)
 
 
@@ -78,9 +83,7 @@ def _meets(family: Family, setting: Setting) -> bool:
 def _is_broad(family: Family, setting: Setting) -> bool:
     if family in MORE_FAMILIES:
         return True
-    if family.name == "llama" or setting.name in ASKS_MOST:
-        return False
-    return not (family.name in IN_EVERY_SETTING and setting.name in COPIES_PAGES)
+    return family.name != "llama" and setting.name not in (*USUAL, *MORE.get(family.name, ()))
 
 
 def _param(family: Family, *others: Any, name: str, is_broad: bool) -> Any:

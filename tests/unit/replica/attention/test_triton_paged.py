@@ -72,7 +72,11 @@ def test_splits_are_merged_by_what_each_of_them_saw(layer: Layer, monkeypatch: p
     check(layer, 16, sequences, 2, TritonPaged(CPU, splitting_card(monkeypatch)))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float16, pytest.param(torch.bfloat16, marks=(pytest.mark.long, pytest.mark.broad))],
+    ids=str,
+)
 def test_half_precision_accumulates_in_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     sequences = [Sequence((0, 40, 44)), Sequence((0, 33, 34))]
     check(PLAIN, 16, sequences, 3, TritonPaged(CPU, SMALL_TILES), dtype=dtype)
