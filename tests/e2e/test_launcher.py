@@ -38,9 +38,9 @@ from tests.servers import (
 pytestmark = pytest.mark.timeout(300)  # several starts in a test, each of them 40 s on a slow machine
 
 
-def deploy(command: str, file: Path, *options: str, temp: Path) -> subprocess.CompletedProcess[str]:
+def serve(file: Path, *options: str, temp: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "deploy", command, str(file), *options],
+        [sys.executable, "-m", "deploy", "serve", str(file), *options],
         cwd=ROOT,
         env={**os.environ, "RAY_TMPDIR": str(temp), "COLUMNS": "300"},
         capture_output=True,
@@ -93,9 +93,13 @@ def test_wrong_settings_are_named_before_anything_starts(
     file = deploy_file(tmp_path, replica=replica, router=router)
     status, told = check(file)
     assert (status, says in told) == (2, True), told
-    done = deploy("serve", file, "--port", str(free_base()), temp=tmp_path)
+
+
+def test_a_server_with_a_wrong_setting_starts_nothing(tmp_path: Path) -> None:
+    file = deploy_file(tmp_path, replica={"modle": "tiny"})
+    done = serve(file, "--port", str(free_base()), temp=tmp_path)
     assert done.returncode == 2
-    assert says in done.stderr
+    assert "unknown key 'modle'; did you mean 'model'?" in done.stderr
     assert "Traceback" not in done.stderr
     assert not processes_below(tmp_path)
 
@@ -113,7 +117,7 @@ def test_taken_port_is_named(tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", base))
         holder.listen()
-        done = deploy("serve", deploy_file(tmp_path), "--port", str(base), temp=tmp_path)
+        done = serve(deploy_file(tmp_path), "--port", str(base), temp=tmp_path)
     assert done.returncode == 2
     assert f"port {base} (HTTP) is in use" in done.stderr
     assert not processes_below(tmp_path)
@@ -121,22 +125,21 @@ def test_taken_port_is_named(tmp_path: Path) -> None:
 
 def test_too_little_memory_says_both_numbers(tmp_path: Path) -> None:
     file = deploy_file(tmp_path, replicas=100_000)
-    done = deploy("serve", file, "--port", str(free_base()), temp=tmp_path)
+    done = serve(file, "--port", str(free_base()), temp=tmp_path)
     assert done.returncode == 2
     assert "GiB of memory on cpu for the weights of 100,000 replicas" in done.stderr.replace("TiB", "GiB")
     assert "are free" in done.stderr
 
 
-def test_check_accepts_the_projects_own_file(tmp_path: Path) -> None:
-    done = deploy("check", ROOT / "deploy.yaml", temp=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "deploy.yaml: fine (2 replicas of tiny)" in done.stdout
+def test_check_accepts_the_projects_own_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["check", str(ROOT / "deploy.yaml")]) == 0
+    assert "deploy.yaml: fine (2 replicas of tiny)" in capsys.readouterr().out
 
 
 def test_failed_start_ends_with_its_reason(short_folder: Path) -> None:
     """A setting that only a replica can judge: the KV pages cannot be allocated on this machine."""
     file = deploy_file(short_folder, replicas=1, replica={"num_blocks": 1 << 30})
-    done = deploy("serve", file, "--port", str(free_base()), temp=short_folder)
+    done = serve(file, "--port", str(free_base()), temp=short_folder)
     assert done.returncode == 2
     assert "NotEnoughMemory" in done.stderr
     assert "are free" in done.stderr
