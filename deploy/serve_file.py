@@ -65,7 +65,7 @@ class ServeFile:
     @classmethod
     def checked(cls, path: Path, content: dict[str, Any]) -> ServeFile:
         """The same for content that is no file, or not yet; `path` is what errors call it."""
-        _refuse_typos(content)
+        _refuse_typos(_mapping(path, content))
         _require_mappings(content)
         try:
             schema = ServeDeploySchema.model_validate(content)
@@ -124,6 +124,10 @@ def load_mapping(path: Path) -> dict[str, Any]:
         raise DeployFileError(path, f"must be text in UTF-8: {error}") from None
     except yaml.YAMLError as error:
         raise DeployFileError(path, f"not YAML: {error}") from None
+    return _mapping(path, content)
+
+
+def _mapping(path: Path, content: object) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DeployFileError(path, "must be a mapping, as deploy.yaml is")
     return content

@@ -101,15 +101,15 @@ def _budgets(where: str, manifests: Manifests, config: ServeFile) -> Iterator[Fi
 
 def _places(demand: Demand, pod: Pod) -> int:
     """Replicas that one pod holds."""
-    offered = {**pod.slots, "memory": float(pod.ray_params.get("memory", pod.memory_bytes))}
+    offered = {**pod.slots, "memory": pod.number_given("memory", pod.memory_bytes)}
     counts = [math.floor(offered.get(key, 0) / value) for key, value in demand.per_replica.items() if value]
     return min([*counts, *([] if demand.per_pod is None else [demand.per_pod])])
 
 
 def _idle(demand: Demand, pod: Pod, fitting: list[Pod]) -> Iterator[str]:
-    """Pods with GPUs that are always there, and that no replica ever needs."""
+    """Pods with GPUs that are always there, and that no replica ever needs; asked of those that take GPUs."""
     per_pod = _places(demand, pod)
-    if not per_pod or not pod.slots["GPU"]:
+    if not per_pod or not demand.per_replica["GPU"]:
         return
     spare = sum(each.min_pods * _places(demand, each) for each in fitting) - demand.high
     idle = min(pod.min_pods, spare // per_pod)
@@ -138,6 +138,8 @@ def _pod(pod: Pod, config: ServeFile) -> Iterator[str]:
     if pod.named_slots is None:
         told = pod.ray_params["resources"]
         yield f"""rayStartParams.resources is {told}; must be JSON in quotes: '"{{\\"engine\\": 1}}"'"""
+    for name in pod.no_numbers:
+        yield f"rayStartParams.{name} is {pod.ray_params[name]}; must be a number in quotes, without a unit"
     if pod.slots["CPU"] > cpus:
         yield f"num-cpus is {pod.slots['CPU']:g}; the container may use {cpus:g}"
     if pod.slots["GPU"] != gpus:
@@ -146,7 +148,8 @@ def _pod(pod: Pod, config: ServeFile) -> Iterator[str]:
     if not engines:
         return
     replica = config.app.replica
-    host_bytes = int(engines * replica.host_cache_gib * (1 << 30))
+    # A simulated engine keeps nothing of blocks but their names.
+    host_bytes = int(engines * replica.host_cache_gib * (1 << 30)) if replica.runner != "simulated" else 0
     if host_bytes and host_bytes + pod.shared_bytes >= pod.memory_bytes:
         yield (
             f"args.replica.host_cache_gib is {replica.host_cache_gib:g}: {counted(int(engines), 'engine')} "

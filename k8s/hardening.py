@@ -144,7 +144,7 @@ def _ray_pod(pod: Pod) -> Iterator[str]:
     if memory.get("medium") != "Memory" or "sizeLimit" not in memory:
         yield "/dev/shm must be an emptyDir of medium Memory with a sizeLimit"
         return
-    store = int(pod.ray_params.get("object-store-memory", 0))
+    store = int(pod.number_given("object-store-memory"))
     size = quantity(memory["sizeLimit"])
     limit = quantity(pod.main.get("resources", {}).get("limits", {}).get("memory", 0))
     if not 0 < store < size:

@@ -6,6 +6,7 @@ Knows which labels KubeRay puts on a pod itself, since selectors rely on them. R
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -18,7 +19,9 @@ HEAD_GROUP = "headgroup"
 WORKLOADS = ("Pod", "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob")
 GATEWAY_LABEL = "gateway.networking.k8s.io/gateway-name"
 MOST_PODS = (1 << 31) - 1  # of a group that names no maxReplicas
+NUMBERS_GIVEN = ("num-cpus", "num-gpus", "memory", "object-store-memory")  # to `ray start`
 GATEWAY_PORT = 80  # of the listener that KubeRay gives the Gateway it makes
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 _SUFFIXES = {
     "": Decimal(1),
     "m": Decimal("0.001"),
@@ -90,9 +93,18 @@ class Pod:
     @property
     def slots(self) -> dict[str, float]:
         """Ray's resources of one such pod: CPU, GPU and what `resources` names."""
-        found = {"CPU": float(self.ray_params.get("num-cpus", 0))}
-        found["GPU"] = float(self.ray_params.get("num-gpus", 0))
+        found = {"CPU": self.number_given("num-cpus"), "GPU": self.number_given("num-gpus")}
         return found | (self.named_slots or {})
+
+    def number_given(self, name: str, default: float = 0.0) -> float:
+        """A number among the `ray start` options; `default` also where it is none (`no_numbers`)."""
+        return default if name in self.no_numbers else float(self.ray_params.get(name, default))
+
+    @property
+    def no_numbers(self) -> list[str]:
+        """Options that Ray could not read as the number that they are to be."""
+        given = [name for name in NUMBERS_GIVEN if name in self.ray_params]
+        return [name for name in given if not _NUMBER.fullmatch(str(self.ray_params[name]))]
 
     @property
     def named_slots(self) -> dict[str, float] | None:
@@ -221,7 +233,7 @@ def _numbers_of_pods(group: Mapping[str, Any], *, is_scaled: bool) -> tuple[int,
     if group.get("suspend"):
         return 0, 0
     low, high = group.get("minReplicas", 0), group.get("maxReplicas", MOST_PODS)
-    if is_scaled:
-        return low, high
-    number = min(max(low, group.get("replicas", 0)), high)
-    return number, number
+    if not is_scaled:
+        low = high = min(max(low, group.get("replicas", 0)), high)
+    num_hosts = group.get("numOfHosts", 1)  # pods that a replica of the group is
+    return low * num_hosts, high * num_hosts

@@ -13,7 +13,9 @@ from k8s.findings import Finding
 from k8s.manifests import Manifests, named
 
 METRICS = "/metrics"  # as Prometheus asks where a ScrapeConfig says nothing, and as a Router answers
-NGINX_REWRITES = "nginx.ingress.kubernetes.io/rewrite-target"
+NGINX_REWRITES = ("rewrite-target", "use-regex")  # annotations under its name
+_NGINX = "nginx.ingress.kubernetes.io/"
+_LEAVES = ("URLRewrite", "RequestRedirect")  # filters behind which a request has another path
 
 
 def path_findings(where: str, manifests: Manifests, route_prefix: str) -> Iterator[Finding]:
@@ -31,15 +33,17 @@ def path_findings(where: str, manifests: Manifests, route_prefix: str) -> Iterat
 
 
 def _paths(thing: Mapping[str, Any]) -> Iterator[str]:
-    """Those that reach the Routers as they were asked for: what is rewritten may become any other."""
-    if NGINX_REWRITES in thing["metadata"].get("annotations", {}):
+    """Those that reach the Routers as they were asked for: what is rewritten may become any other, and an
+    expression may take any."""
+    annotations = thing["metadata"].get("annotations", {})
+    if any(f"{_NGINX}{name}" in annotations for name in NGINX_REWRITES):
         return
     for rule in thing["spec"].get("rules", ()):
         for path in rule.get("http", {}).get("paths", ()):
             yield path.get("path", "/")
-        if not any(each["type"] == "URLRewrite" for each in rule.get("filters", ())):
-            for match in rule.get("matches", ()):
-                yield match.get("path", {}).get("value", "/")
+        if not any(each["type"] in _LEAVES for each in rule.get("filters", ())):
+            paths = [match.get("path", {}) for match in rule.get("matches", ())]
+            yield from [path.get("value", "/") for path in paths if path.get("type") != "RegularExpression"]
 
 
 def _meet(path: PurePosixPath, prefix: PurePosixPath) -> bool:

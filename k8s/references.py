@@ -200,7 +200,7 @@ def _services(where: str, manifests: Manifests) -> Iterator[Finding]:
         ]
         if not selected:
             yield Finding(where, named(each), f"selects no pod: {each['spec']['selector']}")
-        for port in each["spec"]["ports"]:
+        for port in each["spec"].get("ports", ()):
             target = port.get("targetPort", port["port"])
             if not all(target in {*pod.ports, *pod.ports.values()} for pod in selected):
                 yield Finding(where, named(each), f"targetPort {target!r}: no container port is called so")
@@ -255,9 +255,13 @@ def _redis(where: str, manifests: Manifests, service: Mapping[str, Any]) -> Iter
     known = {
         (each["metadata"]["name"], str(entry["port"]))
         for each in manifests.of_kind("Service")
-        for entry in each["spec"]["ports"]
+        for entry in each["spec"].get("ports", ())
     }
-    if "." not in host and (host, port) not in known:  # with a dot it is another's: a managed one
+    services = manifests.of_kind("Service")
+    is_elsewhere = "." in host or any(  # a managed one, by its name or by one that is given to it here
+        each["metadata"]["name"] == host and "externalName" in each["spec"] for each in services
+    )
+    if not is_elsewhere and (host, port) not in known:
         yield Finding(where, named(service), f"redisAddress: no Service and port are {address!r}")
     source = options.get("redisPassword", {}).get("valueFrom", {}).get("secretKeyRef")
     if source is None:

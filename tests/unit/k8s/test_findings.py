@@ -403,6 +403,18 @@ HARDENING: list[tuple[Break, str]] = [
 ]
 
 CAPACITY: list[tuple[Break, str]] = [
+    (
+        lambda t: group(t, 1)["rayStartParams"].update(memory="40Gi"),
+        "rayStartParams.memory is 40Gi; must be a number",
+    ),
+    (
+        lambda t: group(t, 1)["rayStartParams"].update({"num-cpus": "all"}),
+        "rayStartParams.num-cpus is all; must be a number",
+    ),
+    (
+        lambda t: t["RayService/warmpath"]["spec"].update(serveConfigV2=""),
+        "serveConfigV2: must be a mapping",
+    ),
     (lambda t: serve(t, "num_replicas: 2", "num_replicas: 3"), "3 replicas at rest, places for 2"),
     (lambda t: serve(t, "num_replicas: 2", "num_replicas: auto"), "100 replicas in full, places for 2"),
     (
@@ -527,6 +539,68 @@ def engines_in_reserve(things: dict[str, dict[str, Any]]) -> None:
     two_replicas(things, max_surge_percent=50)
 
 
+def one_group(things: dict[str, dict[str, Any]]) -> None:
+    """Of four pods, each with a card, an engine and room for a Router, of which there are two."""
+    routers, engines = cluster(things)["workerGroupSpecs"]
+    engines["rayStartParams"] |= {"resources": '"{\\"engine\\": 1, \\"router\\": 1}"', "num-cpus": "2"}
+    engines |= {"replicas": 4, "minReplicas": 4}
+    theirs, ours = routers["template"]["spec"], engines["template"]["spec"]
+    pairs = (("volumes", theirs, ours), ("volumeMounts", container(things, 0), container(things, 1)))
+    for where, of_routers, of_engines in pairs:
+        of_engines[where] += [each for each in of_routers[where] if each["name"] == "api-keys"]
+    cluster(things)["workerGroupSpecs"] = [engines]
+
+
+def several_hosts(things: dict[str, dict[str, Any]]) -> None:
+    """KubeRay makes so many pods for each of the group."""
+    unscaled(things, 2)
+    group(things, 1).update(minReplicas=0, numOfHosts=4)
+
+
+def headless(things: dict[str, dict[str, Any]]) -> None:
+    things["Service/engines"] = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "engines", "namespace": "warmpath"},
+        "spec": {"clusterIP": "None", "selector": {"ray.io/group": "engines"}},
+    }
+
+
+def other_paths(things: dict[str, dict[str, Any]]) -> None:
+    """Old ones that lead to those below the prefix, and an expression that takes both."""
+    serve(things, "route_prefix: /", "route_prefix: /llm")
+    redirected = {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/llm/v1"}
+    things["HTTPRoute/old"] = {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": "old", "namespace": "warmpath"},
+        "spec": {
+            "parentRefs": [{"name": "a-gateway"}],
+            "rules": [
+                {
+                    "matches": [{"path": {"type": "RegularExpression", "value": "/(llm|old)/v1/.*"}}],
+                    "backendRefs": [{"name": "warmpath-serve-svc", "port": 8000}],
+                },
+                {
+                    "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
+                    "filters": [{"type": "RequestRedirect", "requestRedirect": {"path": redirected}}],
+                },
+            ],
+        },
+    }
+
+
+def simulated(things: dict[str, dict[str, Any]]) -> None:
+    """Which keeps nothing of blocks but their names."""
+    serve(things, "device: cuda\n", "device: cuda\n      runner: simulated\n      host_cache_gib: 64\n")
+
+
+@pytest.mark.parametrize("change", [one_group, several_hosts, headless, other_paths, simulated])
+def test_what_is_meant_so_is_fine(shipped: dict[str, Manifests], change: Break) -> None:
+    """Each was named as a mistake, or ended the check."""
+    assert findings(shipped["gpu"], change) == []
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -568,6 +642,12 @@ def keys_from_the_environment(things: dict[str, dict[str, Any]]) -> None:
         each["env"].append({"name": "KEYS", "valueFrom": source})
 
 
+def redis_by_a_name_of_ours(things: dict[str, dict[str, Any]]) -> None:
+    """The same without ports, as such a Service may be."""
+    redis_elsewhere(things)
+    del things["Service/warmpath-redis"]["spec"]["ports"]
+
+
 def users_of_the_clusters_own(things: dict[str, dict[str, Any]]) -> None:
     for template in (head(things), worker(things, 0), worker(things, 1)):
         for key in ("runAsUser", "runAsGroup", "fsGroup"):
@@ -578,6 +658,7 @@ def users_of_the_clusters_own(things: dict[str, dict[str, Any]]) -> None:
     "change",
     [
         redis_elsewhere,
+        redis_by_a_name_of_ours,
         lambda t: cluster(t)["gcsFaultToleranceOptions"].update(
             redisAddress="rediss://redis.example.com:6380"
         ),
