@@ -55,7 +55,13 @@ def _is_out_of_files(error: httpx.ConnectError) -> bool:
     causes = list(_causes(error))
     if any(isinstance(cause, OSError) and cause.errno in _NO_FILES for cause in causes):
         return True
-    return any(isinstance(cause, socket.gaierror) for cause in causes) and not _can_open()
+    return any(map(_is_of_a_name, causes)) and not _can_open()
+
+
+def _is_of_a_name(error: BaseException) -> bool:
+    """Whether looking a name up may have failed so: without files as EBUSY where names are asked of the local
+    network, too (mDNS, as on desktops)."""
+    return isinstance(error, socket.gaierror) or (isinstance(error, OSError) and error.errno == errno.EBUSY)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import socket
 import subprocess
@@ -190,8 +191,11 @@ def test_a_client_without_files_does_not_blame_the_server(host: str) -> None:
     assert ended.stdout == "NO_FILES\nNO_FILES\n", ended.stderr
 
 
-def test_a_host_that_is_not_there_is_no_lack_of_files() -> None:
+@pytest.mark.parametrize(
+    "cause", [socket.gaierror(-2, "Name or service not known"), OSError(errno.EBUSY, "as mDNS has it")]
+)
+def test_a_host_that_is_not_there_is_no_lack_of_files(cause: OSError) -> None:
     error = httpx.ConnectError("unknown")
-    error.__cause__ = socket.gaierror(-2, "Name or service not known")
+    error.__cause__ = cause
     assert failure_of(error) is Failure.UNREACHABLE
     assert failure_of(httpx.ConnectError("refused")) is Failure.UNREACHABLE
