@@ -22,18 +22,25 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cache.block_hash import BlockHasher, PackedHashes
-from cache.errors import DeadlineExceeded, PiecesLost, QueueFull, RequestRefused
+from cache.errors import (
+    AdmissionFailed,
+    DeadlineExceeded,
+    PiecesLost,
+    PromptTooLong,
+    QueueFull,
+    RequestRefused,
+)
 from cache.messages import AnswerSoFar, Delta, GenerateRequest, PinLease, SamplingParams
 from cache.structure import Structure
 from cache.tracing import Attributes, NoTracing, Tracing
 from cache.types import BlockHash, ReplicaId, RequestId
 from router.config import RouterConfig
 from router.deadline import until_deadline
-from router.errors import NoReplica, ReplicaLost, RoutingError, TooManyDeaths
+from router.errors import AllBusy, NoReplica, ReplicaLost, RoutingError, TooManyDeaths
 from router.failed_attempts import FailedAttempts
 from router.metrics import RouterMetrics
 from router.placement.decision import Admittance, Placement, RouteQuery
-from router.placement.placing import make_placer
+from router.placement.placing import Placer, make_placer
 from router.placement.routing import Routing
 from router.policies import PromptView
 from router.token_accounts import TokenAccount, TokenAccounts
@@ -49,6 +56,10 @@ class ReplicaCalls(Protocol):
 
         Raises ReplicaLost, a RequestRefused from the replica, or a RoutingError if nobody took it.
         """
+
+
+# Of these an engine says it before it takes anything in, and of the others nobody has asked one.
+_NOT_TAKEN_IN = (QueueFull, PromptTooLong, AdmissionFailed, AllBusy, NoReplica)
 
 
 def _nobody_pays(_num_tokens: int) -> None:
@@ -98,6 +109,30 @@ class _Answer:
         self.is_over = delta.finish_reason is not None
 
 
+class _Bill:
+    """Whom a generation's tokens are charged to: its key, and its tenant's turn once it is over.
+
+    Apart from the generation: an engine may still tell of one whose client has left, and its prompt need not
+    be kept for that.
+    """
+
+    __slots__ = ("_placer", "_share", "_spend", "_tenant", "is_over")
+
+    def __init__(self, job: Job, placer: Placer) -> None:
+        self._spend, self._tenant, self._share = job.spend, job.tenant, job.share
+        self._placer = placer
+        self.is_over = False
+
+    def charge(self, num_tokens: int) -> None:
+        """They were made for it; perhaps its client has left since."""
+        self._spend(num_tokens)
+        if self.is_over:
+            self.serve(num_tokens)
+
+    def serve(self, num_tokens: int) -> None:
+        self._placer.served(self._tenant, num_tokens, self._share)
+
+
 class Dispatcher:
     """Starts generations. Holds what all of them share; they hold the rest."""
 
@@ -142,8 +177,8 @@ class Generation:
         self._shared = dispatcher
         self._job = job
         self._answers = [_Answer() for _ in range(job.n)]
-        self._account = TokenAccount(self._spend, most=job.n * job.sampling.max_tokens)
-        self._is_closed = False
+        self._bill = _Bill(job, dispatcher.placer)
+        self._account = TokenAccount(self._bill.charge, most=job.n * job.sampling.max_tokens)
         # Of the full blocks of `_tokens()`, as of the last attempt.
         self._block_hashes = PackedHashes.of(job.block_hashes)
         self._excluded = job.excluded
@@ -222,23 +257,14 @@ class Generation:
             self._shared.routing.refused(query)
             return
         self._hash_new_blocks()
-        self._is_closed = True
-        self._serve(self._account.num_charged)
+        self._bill.is_over = True
+        self._bill.serve(self._account.num_charged)
         self._shared.accounts.close(self._job.request_id, is_whole=all(a.is_over for a in self._answers))
         self._shared.routing.finish(
             self._job.request_id,
             block_hashes=self._block_hashes,
             answers=[len(answer.token_ids) for answer in self._answers],
         )
-
-    def _spend(self, num_tokens: int) -> None:
-        """They were made for it; perhaps its client has left since."""
-        self._job.spend(num_tokens)
-        if self._is_closed:
-            self._serve(num_tokens)
-
-    def _serve(self, num_tokens: int) -> None:
-        self._shared.placer.served(self._job.tenant, num_tokens, self._job.share)
 
     async def _attempt(self, attempt: int) -> AsyncGenerator[Delta, None]:
         """One attempt. The reservation is released however it ends, and the replica told if it ends early."""
@@ -266,7 +292,9 @@ class Generation:
                     if delta.finish_reason is not None and all(a.is_over for a in self._answers):
                         return
             raise ReplicaLost("its stream ended without a finish_reason")
-        except (ReplicaLost, RequestRefused) as error:
+        except (RoutingError, RequestRefused) as error:
+            if isinstance(error, _NOT_TAKEN_IN):
+                self._account.refused()
             if not isinstance(error, PiecesLost):  # what failed is between us, and this replica has it cached
                 self._excluded |= {self._taken_by(placement)}
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -13,6 +14,7 @@ import pytest
 
 from cache.block_hash import hints
 from cache.errors import (
+    AdmissionFailed,
     DeadlineExceeded,
     ForwardFailed,
     HandedOver,
@@ -26,7 +28,7 @@ from cache.errors import (
 from cache.events import FORMAT_VERSION, EventBatch, Load, RequestEnded, StepTimeModel, digest_of
 from cache.messages import AnswerSoFar, Delta, FinishReason, GenerateRequest, SamplingParams
 from cache.types import HashHint, ReplicaId, RequestId
-from router.errors import AllBusy, NoReplica, ReplicaLost
+from router.errors import AllBusy, NoReplica, ReplicaLost, RoutingError
 from router.placement.observer import SilentObserver
 from router.placement.routing import RouteQuery
 from tests.fakes.generations import (
@@ -466,6 +468,29 @@ async def test_what_is_computed_for_nobody_is_still_its_tenants(
     ended = RequestEnded(request.request_id, request.attempt, 8)
     router.parts.routing.on_load(replica_id, Load(ended=(ended,)))
     assert (served, spent) == ([("acme", 2), ("acme", 6)], [2, 6])
+    assert len(router.parts.dispatcher.accounts) == 0
+
+
+async def test_an_account_keeps_no_prompt(router: RouterUnderTest) -> None:
+    """An engine may tell of it for a minute yet, and the whole generation was kept for that."""
+    generation = a_generation(router)
+    async with aclosing(generation.deltas()) as deltas:
+        await anext(deltas)
+    assert len(router.parts.dispatcher.accounts) == 1
+    kept = weakref.ref(generation)
+    del generation, deltas
+    assert kept() is None
+
+
+@pytest.mark.parametrize("error", [QueueFull(1, 1), NoReplica(), AllBusy(1, 1.0), AdmissionFailed("x")])
+async def test_what_no_engine_has_taken_in_leaves_no_account(
+    router: RouterUnderTest, error: ServingError
+) -> None:
+    """No engine tells of it, and a refusal is what there are most of when there is least room."""
+    router.follow(failing(error))
+    with pytest.raises((RequestRefused, RoutingError)):
+        await run(a_generation(router))
+    assert router.calls.requests
     assert len(router.parts.dispatcher.accounts) == 0
 
 
