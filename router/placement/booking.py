@@ -33,6 +33,16 @@ from router.pricing.replica_load import Reservation
 MAX_RANKS = 8  # replicas named to Serve; when all of them refuse, it asks for the others
 
 
+@dataclass(frozen=True, slots=True)
+class EarlyEnd:
+    """An engine's word of an attempt that was booked elsewhere: it may have taken it. Serve tells so later,
+    where one before it in the ranks has refused."""
+
+    replica_id: ReplicaId
+    ended: RequestEnded
+    heard_at: float  # seconds, the clock's
+
+
 @dataclass(slots=True)
 class InFlight:
     """What is remembered of a request between `book` and `release`."""
@@ -45,6 +55,7 @@ class InFlight:
     accepted_by: ReplicaId | None = None
     first_token_at: float | None = None  # seconds, the clock's
     ended_at: float | None = None  # by its engine's word: it computes no more, whoever reads still
+    early_end: EarlyEnd | None = None  # until it is known who took the attempt
 
 
 class Bookings:
@@ -136,19 +147,10 @@ class Bookings:
             return
         if flight.ended_at is not None:
             return
-        self._late.moved(request_id, replica_id)
-        self._queues.moved(request_id, replica_id, self._clock())
-        if self._loads.placed(request_id) == replica_id:
-            return
-        now = self._clock()
-        hints, shape = flight.request.hints, flight.request.shape
-        overlap = self._index.match(hints).get(replica_id, 0)
-        cached = usable_tokens(overlap, shape.num_prompt_tokens, self._block_size)
-        self._loads.move(replica_id, self._reservation(request_id, cached, shape, now))
-        flight.policy.routed(replica_id, flight.request)
-        self._index.expect(request_id, replica_id, hints, now)
-        for observer in self._watching(flight):
-            observer.moved(replica_id, flight.request)
+        self._move(flight, request_id, replica_id)
+        early, flight.early_end = flight.early_end, None
+        if early is not None and early.replica_id == replica_id:
+            self._end(flight, early.ended, early.heard_at)
 
     def first_token(self, request_id: RequestId, replica_id: ReplicaId, cached_tokens: int) -> None:
         """That replica has computed the first token, with so much of the prompt from its cache."""
@@ -168,16 +170,12 @@ class Bookings:
         """That replica computes the attempt no more: it has no work of it from now on, however long its
         client takes to read, and whether it does."""
         flight = self._in_flight.get(ended.request_id)
-        if (
-            flight is None  # another router's, or over already
-            or flight.attempt != ended.attempt
-            or self._loads.placed(ended.request_id) != replica_id
-        ):
+        if flight is None or flight.attempt != ended.attempt:  # another router's, over, or an earlier one
             return
-        flight.ended_at = self._clock()
-        if ended.num_tokens:  # which may all be on their way still
-            self._answered(ended.request_id)
-        self._leave(ended.request_id)
+        if self._loads.placed(ended.request_id) == replica_id:
+            self._end(flight, ended, self._clock())
+        elif flight.accepted_by is None:
+            flight.early_end = EarlyEnd(replica_id, ended, self._clock())
 
     def release(self, request_id: RequestId) -> bool:
         """The attempt is over, however it ended; whether there was one. Idempotent."""
@@ -222,6 +220,28 @@ class Bookings:
         else:
             self._index.drop(query.request_id)
         self._queues.decided(record, query, request.hints, decision.prefill_s)
+
+    def _move(self, flight: InFlight, request_id: RequestId, replica_id: ReplicaId) -> None:
+        """Its booking, to whoever took it."""
+        self._late.moved(request_id, replica_id)
+        self._queues.moved(request_id, replica_id, self._clock())
+        if self._loads.placed(request_id) == replica_id:
+            return
+        now = self._clock()
+        hints, shape = flight.request.hints, flight.request.shape
+        overlap = self._index.match(hints).get(replica_id, 0)
+        cached = usable_tokens(overlap, shape.num_prompt_tokens, self._block_size)
+        self._loads.move(replica_id, self._reservation(request_id, cached, shape, now))
+        flight.policy.routed(replica_id, flight.request)
+        self._index.expect(request_id, replica_id, hints, now)
+        for observer in self._watching(flight):
+            observer.moved(replica_id, flight.request)
+
+    def _end(self, flight: InFlight, ended: RequestEnded, heard_at: float) -> None:
+        flight.ended_at = heard_at
+        if ended.num_tokens:  # which may all be on their way still
+            self._answered(ended.request_id)
+        self._leave(ended.request_id)
 
     def _leave(self, request_id: RequestId) -> None:
         """It is no work of any replica any more."""

@@ -63,6 +63,30 @@ def test_what_an_engine_has_ended_is_no_work_of_it_however_long_it_is_read() -> 
     assert bench.routing._loads.residence.mean_s == 2.0
 
 
+def test_an_end_that_overtakes_who_took_it_ends_the_booking_there() -> None:
+    """It was dropped where another than the first of the ranks had it: busy for as long as it was not read."""
+    bench = RoutingBench(2)
+    placement = bench.routing.choose(query("q"))
+    first, second = placement.ranks
+    bench.say(second, admitted=(RequestId("q"),), ended=(RequestEnded(RequestId("q"), 0, 9),))
+    assert bench.in_flight(first) == 1  # it is not told yet that `second` took it: `first` may have
+    bench.clock.advance(1.0)
+    bench.routing.routed(RequestId("q"), second)
+    assert (bench.in_flight(first), bench.in_flight(second)) == (0, 0)
+    bench.routing.release(RequestId("q"))
+
+
+def test_an_end_where_nobody_took_it_is_none() -> None:
+    bench = RoutingBench(2)
+    placement = bench.routing.choose(query("q"))
+    first, second = placement.ranks
+    bench.say(second, ended=(RequestEnded(RequestId("q"), 0, 9),))
+    bench.routing.routed(RequestId("q"), first)
+    assert (bench.in_flight(first), bench.in_flight(second)) == (1, 0)
+    bench.routing.routed(RequestId("q"), second)
+    assert (bench.in_flight(first), bench.in_flight(second)) == (0, 1)
+
+
 def test_an_end_that_overtakes_the_answer_is_one_after_no_time() -> None:
     bench = RoutingBench(1)
     bench.routing._loads.residence.observe(1.0)
