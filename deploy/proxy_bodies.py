@@ -20,6 +20,7 @@ from router.bodies.body_frames import (
     BODIES_AT_HEADER,
     BODY_HEADER,
     BY_CHANNEL,
+    DROPPED,
     END,
     NO_CHANNEL,
     REPLY_TO_HEADER,
@@ -28,6 +29,7 @@ from router.bodies.body_frames import (
     reply_to_text,
 )
 from router.bodies.request_body import with_beginning, with_body
+from router.openai_api.client_connection import drop_connection
 
 # The end of a call and the pieces before it take two connections: they may be so far apart.
 LATE_PIECE_LIMIT_S = 5.0
@@ -52,7 +54,7 @@ class BodiesFromRouters:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
+        path, client = scope["path"], receive
         # Named to Routers alone, and where the answer can be taken: who knows the name could take its place.
         takes_channel = self._routers.is_connected and path in self._paths
         if takes_channel and _comes_along(scope):
@@ -75,6 +77,8 @@ class BodiesFromRouters:
             await answer.finish()
         finally:
             answer.close()
+            if answer.is_dropped:
+                drop_connection(client)
             self._routers.close(reader)
             self._learn(path, is_routers=answer.is_routers)
 
@@ -109,6 +113,7 @@ class _Answer:
         self._is_gone = False  # the client is
         self._fault: PiecesLost | WireError | None = None
         self._is_cut = False  # nothing more goes to the client
+        self.is_dropped = False  # for want of a reader: nothing of it need reach the client any more
         self.is_routers: bool | None = None  # whether a Router gave it; None: not begun, or an error of one
 
     async def receive(self) -> Message:
@@ -124,6 +129,10 @@ class _Answer:
                 self.is_routers = BODY_HEADER in told
             if (endpoint := told.get(BODIES_AT_HEADER)) is not None:
                 self._learn(endpoint.decode("latin-1"))
+            if told.get(BODY_HEADER) == DROPPED:
+                self.close()
+                self._fault, self._is_cut, self.is_dropped = PiecesLost(), True, True
+                return
             if told.get(BODY_HEADER) == BY_CHANNEL:
                 try:
                     await self._all_before()
@@ -142,7 +151,7 @@ class _Answer:
         """The call has ended. If that was before the answer's last part, the client gets what there is."""
         if self._fault is None and self._has_begun and not self._is_gone:
             await self._all_before()
-        if self._fault is not None and self._has_begun:
+        if self._fault is not None and (self._has_begun or self.is_dropped):
             raise self._fault  # before that it is for `OneErrorShape` to say
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from router.bodies.body_frames import (
     BODY_HEADER,
     BY_CALL,
     BY_CHANNEL,
+    DROPPED,
     END,
     REPLY_TO_HEADER,
     REQUEST_BODY_KEY,
@@ -32,6 +33,7 @@ from router.bodies.body_frames import (
     start_content,
 )
 from router.bodies.request_body import with_body
+from router.errors import AnswerNotTaken
 
 # Of a body whose answer has failed: the proxy may still be reading what came before.
 END_LIMIT_S = 5.0
@@ -94,6 +96,9 @@ class BodiesByChannel:
             answer.request_id = next((value for name, value in headers if name == b"x-request-id"), None)
             try:
                 await self._app(scope, receive, answer.send)
+            except AnswerNotTaken:
+                await answer.drop()
+                raise
             except Exception:
                 await answer.break_off()
                 raise
@@ -124,7 +129,7 @@ class _Answer:
         if message["type"] == "http.response.start":
             message = self._begin(message)
             if self._outlet is not None:
-                self._start = {**message, "headers": [*message["headers"], (BODY_HEADER, BY_CHANNEL)]}
+                self._start = message
                 await self._outlet.send(start_content(self._with_id(message)))
                 return
         elif self._outlet is not None and message["type"] == "http.response.body":
@@ -133,8 +138,7 @@ class _Answer:
                 return
             await self._outlet.send(END)
             self._outlet = None
-            assert self._start is not None
-            await self._send(self._start)
+            await self._tell_start(BY_CHANNEL)
         await self._send(message)
 
     async def break_off(self) -> None:
@@ -143,7 +147,17 @@ class _Answer:
             with contextlib.suppress(PiecesLost, TimeoutError):
                 async with asyncio.timeout(END_LIMIT_S):
                     await self._outlet.send(END)
-            await self._send(self._start)
+            await self._tell_start(BY_CHANNEL)
+
+    async def drop(self) -> None:
+        """The client takes nothing of what was sent: the proxy need not wait for it any longer."""
+        if self._outlet is not None and self._start is not None:
+            await self._tell_start(DROPPED)
+
+    async def _tell_start(self, how: bytes) -> None:
+        """By the call. how: the body has gone."""
+        assert self._start is not None
+        await self._send({**self._start, "headers": [*self._start["headers"], (BODY_HEADER, how)]})
 
     def _begin(self, start: Message) -> Message:
         headers = list(start.get("headers", ()))

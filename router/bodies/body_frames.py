@@ -4,6 +4,7 @@
               x-warmpath-reply-to: -                     it may not: no connection, or an unknown path
               its scope's `warmpath.body`                its body, whole
     answer    x-warmpath-body: channel                   all of it but the last piece has gone there
+              x-warmpath-body: dropped                   some of it has gone there; its client takes nothing
               x-warmpath-body: call                      it comes as it would without any of this
               x-warmpath-bodies-at: tcp://host:port      there is no such connection; one may be made here
 
@@ -25,7 +26,7 @@ REPLY_TO_HEADER = b"x-warmpath-reply-to"
 NO_CHANNEL = b"-"  # who asks takes answers by channel, but not yet this one
 BODY_HEADER = b"x-warmpath-body"
 BODIES_AT_HEADER = b"x-warmpath-bodies-at"
-BY_CHANNEL, BY_CALL = b"channel", b"call"
+BY_CHANNEL, DROPPED, BY_CALL = b"channel", b"dropped", b"call"
 REQUEST_BODY_KEY = "warmpath.body"
 END = b""  # the content of a stream's last piece, and of no other
 

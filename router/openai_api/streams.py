@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from cache.errors import ServingError
 from cache.messages import Delta
 from router.errors import AnswerNotTaken
+from router.openai_api.client_connection import drop_connection
 
 DONE = b"data: [DONE]\n\n"
 _QUEUED_PER_GENERATION = 4  # deltas: a slow client then slows the pulling, not the memory
@@ -172,12 +173,20 @@ class SseResponse(Response):
         self._is_whole = False  # the last event was sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(receive, send)
+        except AnswerNotTaken:
+            drop_connection(receive)  # last: a server cancels the requests of one that has gone
+            raise
+
+    async def _answer(self, receive: Receive, send: Send) -> None:
+        """Raises what cuts the connection."""
         sender = asyncio.create_task(self._send(send))
         watcher = asyncio.create_task(_until_disconnect(receive))
         try:
             await self._until_one_ends({sender, watcher})
             if sender.done() or self._is_whole:
-                await sender  # raises what cuts the connection
+                await sender
         except AnswerNotTaken as error:
             await cancel_and_wait([sender])
             with contextlib.suppress(StopAsyncIteration):  # all of it was sent

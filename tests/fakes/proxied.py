@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -25,6 +26,7 @@ class Api:
         self.parts = [b"data: a\n\n", b"data: b\n\n", b"data: [DONE]\n\n"]
         self.is_event_stream = True
         self.fails_after: int | None = None  # parts
+        self.failure: Exception = RuntimeError("in the middle")
         self.holds_after: int | None = None
         self.holds_at_start = False
         self.status = 200
@@ -44,7 +46,7 @@ class Api:
             await send({**START, "status": self.status, "headers": headers})
             for number, part in enumerate(self.parts):
                 if number == self.fails_after:
-                    raise RuntimeError("in the middle")
+                    raise self.failure
                 if number == self.holds_after:
                     self.held.set()
                     await self.go_on.wait()
@@ -75,6 +77,8 @@ class Client:
         self.sends = asyncio.Event()  # cleared: nothing after the first byte of its body
         self.sends.set()
         self._is_gone = asyncio.Event()
+        self.transport = Mock()  # as a server's connection has one
+        self.transport.is_closing.return_value = False
         self.takes = asyncio.Event()  # cleared: it reads nothing
         self.takes.set()
         headers = [(b"content-length", str(len(content)).encode()), (b"x-request-id", b"mine")]

@@ -21,6 +21,7 @@ from cache.errors import PiecesLost
 from deploy import proxy_bodies, router_connections
 from deploy.http_errors import OneErrorShape
 from deploy.proxy_bodies import BodiesFromRouters
+from router.errors import AnswerNotTaken
 from tests.fakes.proxied import PATH, Api, Client, answered, body, connect, until
 from tests.fakes.serve_call import ProxyAndRouter
 
@@ -250,6 +251,22 @@ async def test_a_slow_client_holds_its_own_answer_back_and_no_other(
     slow.takes.set()
     await slow.task
     assert (slow.content, slow.is_whole) == (b"".join(api.parts), True)
+
+
+async def test_who_takes_nothing_is_dropped_by_the_proxy_too(channel: ProxyAndRouter, api: Api) -> None:
+    """It waited for that client for as long as it stayed, with all that had come."""
+    api.failure, api.fails_after = AnswerNotTaken(1.0), 2
+    client = Client(channel)
+    client.takes.clear()
+    async with asyncio.timeout(10):
+        with pytest.raises(PiecesLost):
+            await client.task
+    client.transport.abort.assert_called_once_with()
+    assert client.messages == []
+    assert not channel.bodies._routers._readers
+    api.fails_after = None
+    reads = await answered(channel)
+    assert (reads.is_whole, reads.transport.abort.called) == (True, False)
 
 
 async def test_what_a_lost_connection_had_is_not_taken_for_the_whole(
