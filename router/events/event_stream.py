@@ -51,7 +51,8 @@ class EventSink(Protocol):
         """
 
     def on_load(self, replica_id: ReplicaId, load: Load) -> None:
-        """A load report without a batch, or whose batch must wait. `on_events` may repeat it later."""
+        """A load report without a batch, or whose batch must wait: `on_events` may repeat it later.
+        All that is heard of a replica that has left."""
 
     def on_resync(self, replica_id: ReplicaId, reason: ResyncReason) -> None:
         """A snapshot will be fetched. After EPOCH and DRIFT, what was known of its blocks is void."""

@@ -7,6 +7,8 @@ two is lost; what the messages mean in which order is decided in `router/events/
             [b"report", encode_report(EngineReport)]
     DEALER  [b"snapshot"]  ->  [head, hashes] = encode_snapshot(Snapshot)  router <-> one replica's ROUTER
 
+One that leaves the membership computes what it has for a while: what of it ends is heard until it has gone.
+
 Knows endpoints and bytes; knows neither prompts nor which replica is best. A replica that cannot be
 reached or talks nonsense costs its own prefix data, nothing else: tasks here end only by `aclose`.
 Owner: the router's event loop.
@@ -28,7 +30,7 @@ from zmq.error import ZMQError
 from cache.engine_report import EngineReport, decode_report
 from cache.errors import WireError
 from cache.event_wire import MAX_BATCH_BYTES, MAX_SNAPSHOT_BYTES, decode_batch, decode_load, decode_snapshot
-from cache.events import Snapshot
+from cache.events import EventBatch, LoadUpdate, Snapshot
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
 from router.events.event_stream import EventCounters, EventSink, EventStream, ResyncReason
@@ -63,6 +65,7 @@ class SubscriberSettings:
     snapshot_timeout_s: float = 5.0  # a snapshot of a million blocks takes well under a second
     resync_interval_s: float = 0.2  # at least this long between two requests to one replica
     max_resync_interval_s: float = 5.0  # failed requests double the interval up to this
+    gone_after_s: float = 30.0  # without a word of one that leaves; while it computes it says some a second
 
 
 class Subscriber:
@@ -81,6 +84,7 @@ class Subscriber:
         """turn: held while a snapshot is applied, so that many at once take no more of the event loop."""
         self._replica_id = replica_id
         self._info = info
+        self._sink = sink
         self._context = context
         self._settings = settings
         self._turn = turn
@@ -90,6 +94,9 @@ class Subscriber:
         self._snapshot_wanted = asyncio.Event()
         self._events: FrameSocket | None = None
         self._resyncing: asyncio.Task[None] | None = None
+        self._epoch: int | None = None  # of the engine that spoke last
+        self._is_leaving = False
+        self._has_spoken = False  # lately, since it leaves
 
     @property
     def is_synced(self) -> bool:
@@ -120,6 +127,18 @@ class Subscriber:
         self._stream.doubt()
         self._snapshot_wanted.set()
 
+    def leave(self) -> None:
+        """Its cache is nobody's any more: from now on only its load is heard."""
+        self._is_leaving = self._has_spoken = True
+        if self._resyncing is not None:
+            self._resyncing.cancel()
+
+    async def until_gone(self) -> None:
+        """Returns once one that leaves has said nothing for `gone_after_s`."""
+        while self._has_spoken:
+            self._has_spoken = False
+            await asyncio.sleep(self._settings.gone_after_s)
+
     async def aclose(self) -> None:
         """Stop asking and listening. Idempotent."""
         if self._events is not None:
@@ -129,6 +148,9 @@ class Subscriber:
             await asyncio.gather(self._resyncing, return_exceptions=True)
 
     def _on_frames(self, frames: list[bytes]) -> None:
+        if self._is_leaving:
+            self._take_last_words(frames)
+            return
         if frames[0] == REPORT_TOPIC:
             self._take_report(frames)
             return
@@ -141,6 +163,24 @@ class Subscriber:
             self._complaints.discard("malformed event")
         if self._stream.needs_snapshot:
             self._snapshot_wanted.set()
+
+    def _take_last_words(self, frames: list[bytes]) -> None:
+        """Whoever speaks at its address after it is another engine, and nobody's to hear here."""
+        said: EventBatch | LoadUpdate
+        try:
+            match frames:
+                case [topic, wire] if topic == TOPIC:
+                    said = decode_batch(wire)
+                case [topic, wire] if topic == LOAD_TOPIC:
+                    said = decode_load(wire)
+                case _:
+                    return
+        except WireError as error:
+            self._complain("malformed event", error)
+            return
+        if self._epoch in (None, said.epoch):
+            self._epoch, self._has_spoken = said.epoch, True
+            self._sink.on_load(self._replica_id, said.load)
 
     def _take_report(self, frames: list[bytes]) -> None:
         """Totals for metrics: one that cannot be read makes no gap in what is known of the cache."""
@@ -160,9 +200,12 @@ class Subscriber:
             case [topic, wire] if topic == TOPIC:
                 batch = decode_batch(wire)
                 _check_capacity(batch.digest.count, self._info)
+                self._epoch = batch.epoch
                 self._stream.feed_batch(batch)
             case [topic, wire] if topic == LOAD_TOPIC:
-                self._stream.feed_load(decode_load(wire))
+                update = decode_load(wire)
+                self._epoch = update.epoch
+                self._stream.feed_load(update)
             case _:
                 raise WireError(f"{len(frames)} frames, not a topic and a message")
 
@@ -193,6 +236,7 @@ class Subscriber:
         try:
             snapshot = decode_snapshot(await self._fetch_snapshot())
             _check_capacity(len(snapshot.hashes), self._info)
+            self._epoch = snapshot.epoch
             await self._apply(snapshot)
         except TimeoutError as error:
             self._complain("no snapshot", error)
@@ -245,6 +289,7 @@ class SubscriberGroup:
         self._settings = settings or SubscriberSettings()
         self._context = Context()
         self._subscribers: dict[ReplicaId, Subscriber] = {}
+        self._leaving: dict[ReplicaId, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self._counters = EventCounters()
@@ -259,13 +304,16 @@ class SubscriberGroup:
         await self.aclose()
 
     def update(self, replicas: Mapping[ReplicaId, ReplicaInfo]) -> None:
-        """Listen to these replicas and no others. Needs a running event loop; does not block."""
+        """Listen to these replicas, and hear out those that left. Needs a running event loop; does not
+        block."""
         if self._closed:
             return
         for replica_id in self._subscribers.keys() - replicas.keys():
-            self._close_later(self._subscribers.pop(replica_id))
+            self._hear_out(replica_id, self._subscribers.pop(replica_id))
         for replica_id, info in replicas.items():
             if replica_id not in self._subscribers:
+                if (leaving := self._leaving.pop(replica_id, None)) is not None:
+                    leaving.cancel()
                 self._open_one(replica_id, info)
 
     def is_synced(self, replica_id: ReplicaId) -> bool:
@@ -297,6 +345,8 @@ class SubscriberGroup:
         for subscriber in self._subscribers.values():
             self._close_later(subscriber)
         self._subscribers.clear()
+        for leaving in self._leaving.values():
+            leaving.cancel()
         while self._closing:
             await asyncio.gather(*self._closing, return_exceptions=True)
         self._context.destroy(linger=0)
@@ -315,6 +365,21 @@ class SubscriberGroup:
             )
             return
         self._subscribers[replica_id] = subscriber
+
+    def _hear_out(self, replica_id: ReplicaId, subscriber: Subscriber) -> None:
+        """What ends of the streams that it goes on with, until it has gone or is cancelled."""
+
+        def close(task: asyncio.Task[None]) -> None:
+            if self._leaving.get(replica_id) is task:
+                del self._leaving[replica_id]
+            self._closing.discard(task)
+            self._close_later(subscriber)
+
+        subscriber.leave()
+        task = asyncio.create_task(subscriber.until_gone(), name=f"last words of {replica_id}")
+        self._leaving[replica_id] = task
+        self._closing.add(task)
+        task.add_done_callback(close)
 
     def _close_later(self, subscriber: Subscriber) -> None:
         task = asyncio.create_task(subscriber.aclose())

@@ -3,7 +3,8 @@
 A server closes the connection of an application that fails, but sends first what waits there: a client
 that takes nothing keeps it open, and a server that shuts down waits for it. ASGI has no word for more. So
 this goes by the names that uvicorn (0.54) has, and Serve (ray 2.60) around it. Where there are none, as at a
-Router behind Serve's Python proxy, nothing happens, and the server does as it does. Knows nothing of requests.
+Router behind Serve's Python proxy, nothing happens, and the server does as it does.
+Knows nothing of requests.
 """
 
 from __future__ import annotations

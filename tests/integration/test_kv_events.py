@@ -18,9 +18,9 @@ from zmq.constants import LAST_ENDPOINT, PUB, ROUTER
 
 from cache.event_log import EventLog
 from cache.event_wire import encode, encode_snapshot
-from cache.events import FORMAT_VERSION, Digest, EventBatch, Load, Snapshot, digest_of
+from cache.events import FORMAT_VERSION, Digest, EventBatch, Load, RequestEnded, Snapshot, digest_of
 from cache.messages import ReplicaInfo
-from cache.types import BlockHash, HashHint, ReplicaId
+from cache.types import BlockHash, HashHint, ReplicaId, RequestId
 from deploy.ports import free_base
 from replica.config import SimConfig
 from replica.node import running_node
@@ -223,6 +223,43 @@ async def test_two_replicas_are_kept_apart_and_one_leaves(
         assert routing.statistics().index_entries == 2
     finally:
         other.publisher.close()
+
+
+async def test_what_ends_at_a_replica_that_leaves_is_heard(
+    engine: Engine, routing: Routing, group: SubscriberGroup
+) -> None:
+    """Serve takes it from the set as it begins to stop: what it went on computing for clients that did not
+    read it was charged to nobody."""
+    heard: list[RequestEnded] = []
+    routing.watch_ends(heard.append)
+    ended = RequestEnded(RequestId("q"), 0, 9)
+    follow(routing, group, {A: engine.info})
+    await until(lambda: group.is_synced(A), engine.beat)
+    follow(routing, group, {})
+    await until(lambda: heard, lambda: engine.beat(ended=(ended,)))
+    assert (set(heard), group.is_synced(A)) == ({ended}, False)
+    follow(routing, group, {A: engine.info})  # it is back
+    await until(lambda: group.is_synced(A) and not group._closing, engine.beat)
+    assert routing.statistics().replicas[0].replica_id == A
+
+
+async def test_a_replica_that_leaves_has_gone_when_it_is_silent_or_another_is_at_its_address(
+    engine: Engine, routing: Routing
+) -> None:
+    heard: list[RequestEnded] = []
+    routing.watch_ends(heard.append)
+    async with SubscriberGroup(routing, replace(FAST, gone_after_s=0.05)) as group:
+        follow(routing, group, {A: engine.info})
+        await until(lambda: group.is_synced(A), engine.beat)
+        subscriber = group._subscribers[A]
+        follow(routing, group, {})
+        log, ended = EventLog(epoch=2), (RequestEnded(RequestId("q"), 0, 9),)
+
+        def speak() -> None:
+            subscriber._on_frames([b"kv", encode(log.flush(load(ended=ended)))])
+
+        await until(lambda: not group._closing, speak)
+    assert (heard, group._leaving) == ([], {})
 
 
 async def test_an_unreachable_replica_costs_only_its_own_prefix_data(

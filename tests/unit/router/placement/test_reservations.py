@@ -63,8 +63,19 @@ def test_what_an_engine_has_ended_is_no_work_of_it_however_long_it_is_read() -> 
     assert bench.routing._loads.residence.mean_s == 2.0
 
 
+def test_what_ends_at_a_replica_that_has_left_is_told() -> None:
+    bench, heard = RoutingBench(2), list[RequestEnded]()
+    bench.routing.watch_ends(heard.append)
+    bench.routing.choose(query("q", excluded=frozenset({B})))
+    bench.routing.routed(RequestId("q"), A)
+    bench.routing.update_replicas({B: bench.infos[B]})
+    ended = RequestEnded(RequestId("q"), 0, 500)
+    bench.say(A, ended=(ended,))
+    assert heard == [ended]
+
+
 def test_an_end_that_overtakes_who_took_it_ends_the_booking_there() -> None:
-    """It was dropped where another than the first of the ranks had it: busy for as long as it was not read."""
+    """It was dropped where not the first of the ranks had it: that stayed busy for as long as it was read."""
     bench = RoutingBench(2)
     placement = bench.routing.choose(query("q"))
     first, second = placement.ranks
