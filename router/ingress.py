@@ -51,6 +51,7 @@ from router.errors import AllBusy, NoReplica, ReplicaLost
 from router.openai_api.about import Readiness
 from router.openai_api.app import build_api
 from router.placement.registry import register_routing, unregister_routing
+from router.prefixes.tombstones import GivenBack
 from router.prompts.prompt import PromptEncoder, hide_torch
 from router.serve_peers import among_routers
 from router.serve_receive import fetch_when_lost
@@ -184,6 +185,12 @@ class Ingress:
     async def prefix_given_back(self, asker: str, pin_id: PinId) -> bool:
         """A client has given it back through another Router, which calls this."""
         return self._parts.directory.hear_given_back(asker, pin_id)
+
+    async def prefixes_handed_on(
+        self, asker: str, seconds: dict[PinId, tuple[float, float]], replicas: list[ReplicaId]
+    ) -> None:
+        """`GivenBack` of another Router that leaves, which calls this."""
+        self._parts.directory.hear_handed_on(asker, GivenBack(seconds, tuple(replicas)))
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _api: FastAPI) -> AsyncIterator[None]:

@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from cache.types import PinId
+from router.prefixes.tombstones import GivenBack
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 METHOD = "fleet_report"  # of the Ingress
 KEPT = "kept_prefixes"  # likewise
 GIVEN_BACK = "prefix_given_back"
+HANDED_ON = "prefixes_handed_on"
 NOTHING = "check_health"  # what costs a Router nothing to answer
 
 
@@ -56,6 +58,13 @@ class ServePeers:
         """See `OtherRouters`."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         return await _in_time(await self._call(deadline, GIVEN_BACK, asker, pin_id), deadline)
+
+    async def prefixes_handed_on(self, asker: str, given_back: GivenBack, timeout_s: float) -> bool:
+        """See `OtherRouters`. It travels as plain values: a Router of another version reads them, too."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        told = given_back.seconds, list(given_back.replicas)
+        results = await self._call(deadline, HANDED_ON, asker, *told)
+        return 0 < len(results) == len(await _in_time(results, deadline))
 
     async def count(self, timeout_s: float) -> None:
         """Learn how many there are now. Raises nothing."""

@@ -8,7 +8,7 @@
 While a pin has no living copy, or its first is computed, nobody but its keeper knows it. Where somebody has
 not answered in time, what is not found is not said to be nowhere (`RouterUnheard`). A pin given back whose
 keeper has not heard of it is remembered here until its time is over: a copy that is told of by then ends, and
-with it the keeper's charge (`keeper.py`). A Router that leaves tells the others what it remembers.
+with it the keeper's charge (`keeper.py`). A Router that leaves tells all others at once what it remembers.
 Knows pins and Routers' answers; knows neither HTTP nor Serve. Owner: the router's event loop.
 """
 
@@ -29,6 +29,7 @@ from router.prefixes.keeper import PrefixKeeper
 from router.prefixes.kept_report import decode_kept, encode_kept
 from router.prefixes.own_tasks import OwnTasks
 from router.prefixes.prefix import PinnedPrefix
+from router.prefixes.tombstones import GivenBack
 
 GLANCE_S = 10.0  # what was heard earlier may long be over
 ANSWER_TIMEOUT_S = 2.0  # a Router answers within milliseconds; one that is hung holds nobody up for longer
@@ -37,13 +38,17 @@ logger = logging.getLogger(__name__)
 
 
 class OtherRouters(Protocol):
-    """Those of this application. Who asks may be among those asked. Neither raises anything."""
+    """Those of this application. Who asks may be among those asked. None raises anything."""
 
     async def kept_prefixes(self, asker: str, timeout_s: float) -> list[bytes | None]:
         """What each says to `PrefixDirectory.answer(asker)`; None of each that does not say it in time."""
 
     async def prefix_given_back(self, asker: str, pin_id: PinId, timeout_s: float) -> list[bool]:
         """What each says to `PrefixDirectory.hear_given_back(asker, pin_id)`, if it does so in time."""
+
+    async def prefixes_handed_on(self, asker: str, given_back: GivenBack, timeout_s: float) -> bool:
+        """Whether there are some, and each has done `PrefixDirectory.hear_handed_on(asker, given_back)` in
+        time."""
 
 
 class NoOtherRouters:
@@ -54,6 +59,9 @@ class NoOtherRouters:
 
     async def prefix_given_back(self, asker: str, pin_id: PinId, timeout_s: float) -> list[bool]:
         return []
+
+    async def prefixes_handed_on(self, asker: str, given_back: GivenBack, timeout_s: float) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +148,16 @@ class PrefixDirectory:
     async def hand_on(self) -> None:
         """This Router leaves: those that stay, or have come since, remember what was given back and may yet
         be told of."""
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                for pin_id in self._keeper.unconfirmed():
-                    await self.others.prefix_given_back(self._keeper.name, pin_id, ANSWER_TIMEOUT_S)
-        except TimeoutError:
-            logger.warning("not all prefixes that were given back could be told as this Router leaves")
+        given_back = self._keeper.given_back()
+        if not given_back.seconds:
+            return
+        name = self._keeper.name
+        if not await self.others.prefixes_handed_on(name, given_back, ANSWER_TIMEOUT_S):
+            logger.warning(
+                "not every router was told what was given back as this one leaves: a prefix may come back "
+                "if a replica that could not be asked holds it",
+                extra={"num_given_back": len(given_back.seconds)},
+            )
 
     async def aclose(self) -> None:
         """Idempotent."""
@@ -161,6 +173,11 @@ class PrefixDirectory:
     def hear_given_back(self, asker: str, pin_id: PinId) -> bool:
         """It was given back through the Router that says so. Whether this one kept it, and does no more."""
         return asker != self._keeper.name and self._keeper.hear_given_back(pin_id)
+
+    def hear_handed_on(self, asker: str, given_back: GivenBack) -> None:
+        """The Router that says so leaves."""
+        if asker != self._keeper.name:
+            self._keeper.hear_handed_on(given_back)
 
     async def _ask(self) -> _Heard:
         answers = await self.others.kept_prefixes(self._keeper.name, ANSWER_TIMEOUT_S)

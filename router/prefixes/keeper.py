@@ -30,7 +30,7 @@ from router.prefixes.holdings import Engines, holdings, holds
 from router.prefixes.kept_pin import RETRY_S, KeptCopy, KeptPin
 from router.prefixes.own_tasks import OwnTasks
 from router.prefixes.prefix import NOBODY, PinnedPrefix, Prefix, Turn
-from router.prefixes.tombstones import FORGET_S, Tombstones
+from router.prefixes.tombstones import FORGET_S, GivenBack, Tombstones
 
 LOOK_INTERVAL_S = 0.5  # engines report as often
 # A copy whose replica has sent so many reports without a word of it was given back before it was ever told.
@@ -118,9 +118,10 @@ class PrefixKeeper:
         """Whether it was, as far as this Router remembers: it is not told, whoever tells of it."""
         return pin_id in self._tombstones
 
-    def unconfirmed(self) -> list[PinId]:
-        """Given back, but a replica that may hold a copy has not been heard of since."""
-        return self._tombstones.unconfirmed
+    def given_back(self) -> GivenBack:
+        """What was, and may be told of yet: a replica that may hold a copy has not been heard of since, or
+        may come to hold one."""
+        return self._tombstones.lasting()
 
     def statistics(self) -> KeeperStatistics:
         return KeeperStatistics(
@@ -192,6 +193,13 @@ class PrefixKeeper:
         is_kept = pin_id in self._pins
         self._give_back(pin_id)
         return is_kept
+
+    def hear_handed_on(self, given_back: GivenBack) -> None:
+        """Another Router leaves: what it remembers is remembered here, for as long."""
+        for pin_id in [pin_id for pin_id in self._pins if pin_id in given_back.seconds]:
+            self._give_back(pin_id)
+        self._tombstones.add_all(given_back, self._engines())
+        self._watch()
 
     def remember_given_back(self, pin: PinnedPrefix) -> None:
         """Whoever keeps it has not heard of it: until its time is over, a copy that is told of ends."""

@@ -53,6 +53,14 @@ class _Tombstone:
         return max(self.least_until, self.most_until) if self.awaited else self.least_until
 
 
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """What a Router that leaves remembers, and the others are to."""
+
+    seconds: dict[PinId, tuple[float, float]]  # from now on: `least_s` and `most_s`, as for `Tombstones.add`
+    replicas: tuple[ReplicaId, ...]  # that may hold a copy of one of them
+
+
 class Tombstones:
     """One Router's. `look` forgets; O(1) to ask for one."""
 
@@ -68,10 +76,17 @@ class Tombstones:
         tombstone = self._by_pin.get(pin_id)
         return tombstone is not None and self._clock() <= tombstone.until
 
-    @property
-    def unconfirmed(self) -> list[PinId]:
-        """Those of which a replica may yet tell."""
-        return [pin_id for pin_id, tombstone in self._by_pin.items() if tombstone.awaited]
+    def lasting(self) -> GivenBack:
+        """Those of which a replica may yet tell: all but what is only to outlast reports on their way."""
+        now, seconds, replicas = self._clock(), dict[PinId, tuple[float, float]](), set[ReplicaId]()
+        for pin_id, tombstone in self._by_pin.items():
+            if now <= tombstone.until and (tombstone.awaited or tombstone.least_until > now + FORGET_S):
+                seconds[pin_id] = (
+                    max(0.0, tombstone.least_until - now),
+                    max(0.0, tombstone.most_until - now),
+                )
+                replicas.update(tombstone.awaited)
+        return GivenBack(seconds, tuple(sorted(replicas)))
 
     def add(
         self,
@@ -87,14 +102,20 @@ class Tombstones:
         engines: with the reports known now. holders: replicas that may have a copy and are not among them.
         least_s: from now, that it is remembered whatever is told. most_s: until all its leases have ended.
         """
+        self.add_all(GivenBack({pin_id: (least_s, most_s)}, tuple(holders)), engines)
+
+    def add_all(self, given_back: GivenBack, engines: Engines) -> None:
+        """As `add` does each."""
         now = self._clock()
-        tombstone = self._by_pin.get(pin_id)
-        if tombstone is None:
-            self._make_room()
-            tombstone = self._by_pin[pin_id] = _Tombstone(now + least_s, now + most_s)
-        tombstone.least_until = max(tombstone.least_until, now + least_s)
-        tombstone.most_until = max(tombstone.most_until, now + most_s)
-        tombstone.awaited |= {name: _Awaited(_version(engines, name), now) for name in (*engines, *holders)}
+        awaited = {name: _Awaited(_version(engines, name), now) for name in (*engines, *given_back.replicas)}
+        for pin_id, (least_s, most_s) in given_back.seconds.items():
+            tombstone = self._by_pin.get(pin_id)
+            if tombstone is None:
+                self._make_room()
+                tombstone = self._by_pin[pin_id] = _Tombstone(now + least_s, now + most_s)
+            tombstone.least_until = max(tombstone.least_until, now + least_s)
+            tombstone.most_until = max(tombstone.most_until, now + most_s)
+            tombstone.awaited |= awaited
 
     def look(self, told: Mapping[PinId, PinnedPrefix], engines: Engines) -> list[tuple[PinId, ReplicaId]]:
         """Forget what nobody can tell of any more; copies to be ended once more.

@@ -32,6 +32,7 @@ from router.prefixes.directory import PrefixDirectory
 from router.prefixes.keeper import PrefixKeeper
 from router.prefixes.prefix import Prefix, Turn
 from router.prefixes.succession import Succession
+from router.prefixes.tombstones import GivenBack
 from tests.fakes.reports import an_engine_report
 from tests.fakes.router import BLOCK_SIZE, FINGERPRINT, FakeClock, config, info, load
 
@@ -129,6 +130,12 @@ class PaperFleet:
             for router in self.routers
             if router.name not in self.silent
         ]
+
+    async def prefixes_handed_on(self, asker: str, given_back: GivenBack, timeout_s: float) -> bool:
+        for router in self.routers:
+            if router.name not in self.silent:
+                router.directory.hear_handed_on(asker, given_back)
+        return not self.silent
 
     def called(self, name: ReplicaId) -> PaperReplica:
         """Raises ReplicaLost where the call does not get there."""
@@ -254,8 +261,8 @@ async def settle(router: PaperRouter) -> None:
 
 
 def hold_late(fleet: PaperFleet, request: GenerateRequest) -> None:
-    """The first replica holds what it was asked for, whoever has given it up."""
+    """Its replica holds what it was asked for, whoever has given it up."""
     assert request.pin is not None
-    replica = fleet.replicas[ReplicaId("r0")]
+    replica = fleet.replicas[request.ranks[0]]
     replica.pins[request.pin.pin_id] = request.pin, 4
     replica.tokens[request.pin.pin_id] = request.token_ids

@@ -1,7 +1,9 @@
 """What was given back stays so, whatever is lost or late: no replica holds it, and no Router tells of it.
 
 Two Routers share replicas that calls, answers and reports miss for a while, that die and come; Routers
-leave and die. It is remembered while one lives that heard of it, or was told of it by one that left.
+leave and die. It is remembered while one lives that heard of it, or was told of it by one that left. Where
+its keeper may not have heard of it, or a copy was being made, only the one that was asked counts, and whom it
+told as it left.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.errors import ServingError
+from cache.messages import GenerateRequest
 from cache.types import PinId, ReplicaId
 from router.prefixes.keeper import LOOK_INTERVAL_S
 from router.prefixes.succession import GONE_AFTER_S
 from router.prefixes.tombstones import FORGET_S
-from tests.fakes.prefixes import PaperFleet, PaperRouter
+from tests.fakes.prefixes import PaperFleet, PaperRouter, hold_late
 from tests.fakes.router import load
 
 NUM_REPLICAS = 3
@@ -32,6 +35,7 @@ class World:
     """Routers and replicas on paper, and what was given back."""
 
     fleet: PaperFleet = field(default_factory=lambda: PaperFleet(NUM_REPLICAS))
+    late: list[GenerateRequest] = field(default_factory=list)  # that replicas go on with, unasked
     knowing: dict[PinId, set[str]] = field(default_factory=dict)  # of what was given back: who heard of it
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(NUM_REPLICAS))
 
@@ -64,12 +68,45 @@ class World:
             await router.directory.give_back(pin)
             self.knowing[pin.pin_id] = {each.name for each in self.routers}
 
+    async def give_back_unheard(self, router: PaperRouter) -> None:
+        """Every other Router hangs, its keeper perhaps among them: who was asked knows of it alone."""
+        for pin in (await router.directory.pins("alice"))[:1]:
+            self.fleet.silent |= {each.name for each in self.routers} - {router.name}
+            await router.directory.give_back(pin)
+            self.fleet.silent.clear()
+            self.knowing[pin.pin_id] = {router.name}
+
+    async def give_up(self, router: PaperRouter) -> None:
+        """Its client leaves while it is computed; the replica computes it all the same."""
+        fleet, opened = self.fleet, asyncio.Event()
+        num_asked = len(fleet.requests)
+        for replica in fleet.replicas.values():
+            replica.gate = opened
+        making = asyncio.create_task(self.hold(router, copies=1))
+        for _ in range(30):
+            await asyncio.sleep(0)
+        making.cancel()
+        await asyncio.gather(making, return_exceptions=True)
+        for replica in fleet.replicas.values():
+            replica.gate = None
+        for request in fleet.requests[num_asked:]:
+            assert request.pin is not None
+            self.knowing[request.pin.pin_id] = {router.name}
+            self.late.append(request)
+
+    def compute_late(self) -> None:
+        """What was given up."""
+        for request in self.late:
+            if request.ranks[0] in self.fleet.replicas:
+                hold_late(self.fleet, request)
+        self.late.clear()
+
     async def leave(self, router: PaperRouter) -> None:
         """As in a rolling update: the next one is there before."""
         PaperRouter(self.fleet)
         await router.directory.hand_on()
         await router.keeper.hand_on()
-        for pin_id in self.knowing.keys() & set(router.keeper.unconfirmed()):
+        for pin_id in self.knowing.keys() & router.keeper.given_back().seconds.keys():
             self.knowing[pin_id] |= {each.name for each in self.routers}
         await self.kill(router)
 
@@ -114,7 +151,10 @@ class World:
 
 Act = tuple[str, int, float]
 kinds = st.sampled_from(
-    ("hold", "give back", "cut off", "give back, cut off", "heal", "leave", "kill", "replace")
+    (
+        *("hold", "give back", "give back unheard", "give up", "compute late"),
+        *("cut off", "give back, cut off", "heal", "leave", "kill", "replace"),
+    )
 )
 acts = st.lists(
     st.tuples(kinds, st.integers(0, 5), st.sampled_from((0.0, LOOK_INTERVAL_S, LONG_S))),
@@ -135,6 +175,12 @@ async def play(script: list[Act]) -> World:
                 await world.hold(router, copies=1 + pick % 3)
             case "give back":
                 await world.give_back(router)
+            case "give back unheard":
+                await world.give_back_unheard(router)
+            case "give up":
+                await world.give_up(router)
+            case "compute late":
+                world.compute_late()
             case "cut off":
                 world.cut_off(pick)
             case "give back, cut off":
@@ -151,6 +197,7 @@ async def play(script: list[Act]) -> World:
         await world.pass_time(wait_s)
         world.check_that_nobody_tells()
     world.heal()
+    world.compute_late()
     await world.pass_time(QUIET_S)
     return world
 

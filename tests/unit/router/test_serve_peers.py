@@ -10,10 +10,11 @@ import pytest
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
 
-from cache.types import PinId
+from cache.types import PinId, ReplicaId
 from router import serve_peers
 from router.ingress import Ingress
-from router.serve_peers import GIVEN_BACK, KEPT, METHOD, ServePeers, among_routers
+from router.prefixes.tombstones import GivenBack
+from router.serve_peers import GIVEN_BACK, HANDED_ON, KEPT, METHOD, ServePeers, among_routers
 
 TIMEOUT_S = 0.2
 
@@ -138,9 +139,31 @@ async def test_everybody_hears_what_was_given_back(monkeypatch: pytest.MonkeyPat
     assert handle.asked == [(GIVEN_BACK, "me", "prefix-1")]
 
 
+@pytest.mark.parametrize(
+    ("calls", "is_heard"),
+    [([OneCall(None), OneCall(b"")], False), ([OneCall(b""), OneCall(b"")], True), ([], False)],
+)
+async def test_everybody_is_told_at_once_what_was_given_back(
+    monkeypatch: pytest.MonkeyPatch, calls: list[OneCall], is_heard: bool
+) -> None:
+    """All of it by one call. Whether everybody has heard, and somebody has."""
+    handle = Handle(*calls)
+    seconds = {PinId("prefix-1"): (5.0, 600.0), PinId("prefix-2"): (305.0, 900.0)}
+    given_back = GivenBack(seconds, (ReplicaId("r0"),))
+    told = await peers_of(handle, monkeypatch).prefixes_handed_on("me", given_back, TIMEOUT_S)
+    assert told is is_heard
+    assert handle.asked == [(HANDED_ON, "me", seconds, ["r0"])]
+
+
 def test_what_is_called_there_is() -> None:
     """By name, through Serve: no type checker sees it."""
-    for name, args in ((METHOD, ("me", [])), (KEPT, ("me",)), (GIVEN_BACK, ("me", "prefix-1"))):
+    calls: tuple[tuple[str, tuple[object, ...]], ...] = (
+        (METHOD, ("me", [])),
+        (KEPT, ("me",)),
+        (GIVEN_BACK, ("me", "prefix-1")),
+        (HANDED_ON, ("me", {}, [])),
+    )
+    for name, args in calls:
         inspect.signature(getattr(Ingress, name)).bind(None, *args)
 
 

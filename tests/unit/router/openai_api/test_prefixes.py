@@ -16,6 +16,7 @@ from cache.types import PinId, ReplicaId
 from router.limits import Limits
 from router.prefixes.kept_report import encode_kept
 from router.prefixes.prefix import PinnedPrefix
+from router.prefixes.tombstones import GivenBack
 from router.tenants.key_table import ApiKey, parse_keys
 from router.tenants.settings import TenantSettings
 from tests.fakes.holding import HoldingReplicas
@@ -309,6 +310,9 @@ class AnotherRouter:
     async def prefix_given_back(self, asker: str, pin_id: PinId, timeout_s: float) -> list[bool]:
         before, self.kept = self.kept, [pin for pin in self.kept if pin.pin_id != pin_id]
         return [False, len(self.kept) < len(before)]
+
+    async def prefixes_handed_on(self, asker: str, given_back: GivenBack, timeout_s: float) -> bool:
+        return True
 
 
 async def test_what_another_router_makes_again_is_its_keys_like_any_other(tmp_path: Path) -> None:

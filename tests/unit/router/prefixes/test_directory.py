@@ -12,8 +12,8 @@ from cache.types import PinId, ReplicaId
 from router.errors import PrefixNotFound, RouterUnheard
 from router.prefixes import directory
 from router.prefixes.prefix import PinnedPrefix
-from router.prefixes.tombstones import FORGET_S
-from tests.fakes.prefixes import PaperFleet, PaperRouter, settle
+from router.prefixes.tombstones import FORGET_S, GivenBack
+from tests.fakes.prefixes import PaperFleet, PaperRouter, hold_late, settle
 
 NUM_REPLICAS = 4
 
@@ -235,6 +235,138 @@ async def test_routers_that_leave_tell_those_that_come(routers: list[PaperRouter
     await settle(routers[0])
     assert fleet.holders(pin_id) == []
     assert not routers[0].keeper.keeps(pin_id)
+
+
+async def pass_minutes(routers: list[PaperRouter]) -> None:
+    """Each replica reports, and each Router looks, again and again."""
+    for _ in range(3):
+        routers[0].fleet.clock.advance(60.0)
+        await settle_all(routers)
+
+
+async def leave(routers: list[PaperRouter]) -> None:
+    """The first one does, in order."""
+    leaving = routers.pop(0)
+    await leaving.directory.hand_on()
+    leaving.fleet.routers.remove(leaving)
+    await leaving.directory.aclose()
+    await leaving.keeper.aclose()
+
+
+async def test_they_tell_of_what_was_given_up_while_it_was_made(routers: list[PaperRouter]) -> None:
+    """Each replica has reported without it by then, and one computes it all the same."""
+    fleet = routers[0].fleet
+    gate(fleet)
+    making = asyncio.create_task(routers[0].hold(copies=1, seconds=600.0))
+    while not fleet.requests:  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(0)
+    making.cancel()
+    await asyncio.gather(making, return_exceptions=True)
+    fleet.clock.advance(1.0)
+    await settle(routers[0])
+    routers.append(PaperRouter(fleet))
+    await leave(routers)
+    await pass_minutes(routers)
+    hold_late(fleet, fleet.requests[-1])
+    await _looked_for_orphans(routers)
+    assert await ids(routers[-1]) == []
+    assert not any(replica.pins for replica in fleet.replicas.values())
+
+
+async def test_and_of_what_its_keeper_has_not_heard_of(routers: list[PaperRouter]) -> None:
+    fleet = routers[0].fleet
+    pin_id, opened = await being_remade(routers)
+    keeper = routers.pop(0)
+    found = await find(routers[0], pin_id)
+    fleet.silent.add(keeper.name)
+    await routers[0].directory.give_back(found)
+    await settle_all(routers)
+    await leave(routers)
+    fleet.silent.clear()
+    await pass_minutes(routers)
+    opened.set()
+    for _ in range(3):
+        await settle_all([keeper, *routers])
+    routers.append(keeper)
+    assert fleet.holders(pin_id) == []
+    assert not keeper.keeper.keeps(pin_id)
+
+
+async def test_its_keeper_may_hear_of_it_then(routers: list[PaperRouter]) -> None:
+    pin_id, opened = await being_remade(routers)
+    keeper, fleet = routers[0], routers[0].fleet
+    found = await find(routers[1], pin_id)
+    fleet.silent.add(keeper.name)
+    await routers[1].directory.give_back(found)
+    fleet.silent.clear()
+    assert keeper.keeper.keeps(pin_id)
+    routers.append(routers.pop(0))  # its turn to leave is another time
+    await leave(routers)
+    assert not keeper.keeper.keeps(pin_id)
+    opened.set()
+    await settle_all(routers)
+    assert fleet.holders(pin_id) == []
+
+
+async def test_one_that_hangs_keeps_the_others_from_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were told one after the other: of three prefixes a newcomer heard of one."""
+    monkeypatch.setattr(directory, "ANSWER_TIMEOUT_S", 0.01)
+    fleet = HungFleet(NUM_REPLICAS)
+    routers = [PaperRouter(fleet) for _ in range(2)]
+    pin_ids = [await routers[0].hold(2, copies=1, seconds=600.0) for _ in range(3)]
+    await settle_all(routers)
+    fleet.deaf.update(fleet.replicas)
+    fleet.mute.update(fleet.replicas)
+    for pin_id in pin_ids:
+        await routers[0].directory.give_back(await find(routers[0], pin_id))
+    fleet.silent.add("router1")
+    routers.append(PaperRouter(fleet))
+    caplog.clear()
+    await leave(routers)
+    assert list(routers[-1].keeper.given_back().seconds) == pin_ids
+    assert [record.num_given_back for record in caplog.records] == [3]  # type: ignore[attr-defined]
+    for router in routers:
+        await router.keeper.aclose()
+
+
+class HungFleet(PaperFleet):
+    """Whose silent Routers are waited for, as long as whoever asks will."""
+
+    async def prefix_given_back(self, asker: str, pin_id: PinId, timeout_s: float) -> list[bool]:
+        heard = await super().prefix_given_back(asker, pin_id, timeout_s)
+        await self._wait(timeout_s)
+        return heard
+
+    async def prefixes_handed_on(self, asker: str, given_back: GivenBack, timeout_s: float) -> bool:
+        is_heard = await super().prefixes_handed_on(asker, given_back, timeout_s)
+        await self._wait(timeout_s)
+        return is_heard
+
+    async def _wait(self, timeout_s: float) -> None:
+        await asyncio.sleep(timeout_s if self.silent else 0.0)
+
+
+async def test_who_has_nothing_to_tell_waits_for_nobody(
+    routers: list[PaperRouter], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What every replica has confirmed comes back nowhere."""
+    pin_id = await routers[0].hold(copies=1, seconds=600.0)
+    await settle_all(routers)
+    await routers[0].directory.give_back(await find(routers[0], pin_id))
+    await settle_all(routers)
+    assert routers[0].keeper.is_given_back(PinId(pin_id))
+    routers[0].fleet.silent.add("router1")
+    await routers[0].directory.hand_on()
+    assert caplog.records == []
+
+
+async def _looked_for_orphans(routers: list[PaperRouter]) -> None:
+    for _ in range(2):
+        await settle_all(routers)
+        for router in routers:
+            await router.succession.look()
 
 
 async def test_who_does_not_answer_may_keep_it(routers: list[PaperRouter]) -> None:

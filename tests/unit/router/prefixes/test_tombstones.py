@@ -20,12 +20,15 @@ class Looker:
     """One Router's tombstones, and what it sees when it looks."""
 
     def __init__(self, router: PaperRouter) -> None:
-        self.fleet, self.clock = router.fleet, router.clock
+        self.router, self.fleet, self.clock = router, router.fleet, router.clock
         self.engines = router.engines
         self.tombstones = Tombstones(router.clock)
 
     def add(self, pin_id: str = PIN, *holders: ReplicaId) -> None:
         self.tombstones.add(PinId(pin_id), self.engines(), holders, least_s=LEAST_S, most_s=MOST_S)
+
+    def lasting(self) -> list[PinId]:
+        return list(self.tombstones.lasting().seconds)
 
     def look(self, after_s: float = 0.5) -> list[tuple[PinId, ReplicaId]]:
         """Some time later, with new reports of those that can be heard."""
@@ -41,9 +44,9 @@ def looker(router: PaperRouter) -> Looker:
 
 def test_what_every_replica_has_confirmed_is_soon_forgotten(looker: Looker) -> None:
     looker.add()
-    assert looker.tombstones.unconfirmed == [PIN]
+    assert looker.lasting() == [PIN]
     looker.look()
-    assert looker.tombstones.unconfirmed == []
+    assert looker.lasting() == []
     looker.look(FORGET_S - 0.1)
     assert PIN in looker.tombstones
     looker.look(0.2)
@@ -60,7 +63,7 @@ def test_a_replica_that_is_not_heard_of_is_awaited(looker: Looker) -> None:
     assert PIN in looker.tombstones
     looker.fleet.mute.clear()
     looker.look()
-    assert looker.tombstones.unconfirmed == []
+    assert looker.lasting() == []
     looker.look(FORGET_S)
     looker.look()
     assert len(looker.tombstones) == 0
@@ -73,7 +76,7 @@ def test_so_is_one_that_was_never_heard_of_and_one_that_has_left(looker: Looker)
     looker.look(10.0)
     looker.fleet.mute.clear()
     looker.look()
-    assert looker.tombstones.unconfirmed == ["one"]  # for the sake of the other
+    assert looker.lasting() == ["one"]  # for the sake of the other
     looker.look(MOST_S)
     looker.look()
     assert len(looker.tombstones) == 0
@@ -95,7 +98,26 @@ async def test_what_is_told_all_the_same_is_ended_again_but_not_at_once(
     assert looker.look() == [(pin_id, holder)]
     del looker.fleet.replicas[holder].pins[pin_id]
     assert looker.look() == []
-    assert looker.tombstones.unconfirmed == []
+    assert looker.lasting() == []
+
+
+def test_what_lasts_is_remembered_elsewhere_as_long_and_for_the_same_replicas(looker: Looker) -> None:
+    """By a Router that does not know all of them yet."""
+    away = ReplicaId("away")
+    looker.add("confirmed")
+    looker.tombstones.add(PinId("in the making"), looker.engines(), least_s=100.0, most_s=MOST_S)
+    looker.look()
+    looker.add("awaited", away)
+    looker.look(9.5)
+    given_back = looker.tombstones.lasting()
+    assert given_back.seconds == {"in the making": (90.0, MOST_S - 10.0), "awaited": (0.0, MOST_S - 9.5)}
+    assert given_back.replicas == (away,)
+    heir = Looker(looker.router)
+    heir.tombstones.add_all(given_back, heir.engines())
+    heir.look(20.0)
+    assert heir.lasting() == list(given_back.seconds)
+    heir.look(MOST_S)
+    assert PinId("awaited") not in heir.tombstones
 
 
 def test_their_number_is_bounded(
