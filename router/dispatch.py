@@ -189,6 +189,7 @@ class Generation:
         self._engine_s = 0.0  # of the replica's time, for the last attempt's prefill
         self._query: RouteQuery | None = None  # of the last attempt; None: there was none, or it is closed
         self._was_placed = False
+        self.num_attempts = 0  # begun so far
         self.was_accepted = False  # by a replica, in any attempt that is over
         # Of the attempt that computed the first token; None until then.
         self.replica_id: ReplicaId | None = None
@@ -225,6 +226,7 @@ class Generation:
         self._begin()
         with metrics.in_flight.track_inprogress(), contextlib.closing(self):
             for attempt in itertools.count():
+                self.num_attempts = attempt + 1
                 try:
                     async with contextlib.aclosing(self._attempt(attempt)) as deltas:
                         async for delta in deltas:

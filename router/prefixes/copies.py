@@ -12,11 +12,11 @@ import logging
 from collections.abc import Collection
 from typing import Protocol
 
-from cache.errors import ServingError
+from cache.errors import PinsFull, QueueFull, ServingError
 from cache.messages import HeldPrefix, InheritPin, PinLease, ReleasePin, SamplingParams
 from cache.types import PinId, ReplicaId, RequestId
 from router.dispatch import Dispatcher, Job
-from router.errors import ReplicaLost
+from router.errors import AllBusy, NoReplica, ReplicaLost
 from router.placement.decision import RouteQuery
 from router.placement.routing import Routing
 from router.policies.expected_time import ExpectedTime
@@ -24,6 +24,8 @@ from router.prefixes.prefix import Prefix, Turn
 
 # Whatever places the traffic: a copy goes where it is cheapest, and that counts what is already there.
 POLICY = ExpectedTime.name
+# What `make` raises where the replica has refused it, or was not asked: no copy comes of it, however late.
+NOTHING_LEFT = (PinsFull, QueueFull, AllBusy)
 ANSWER_TIMEOUT_S = 10.0  # an engine answers after the step it is in
 
 logger = logging.getLogger(__name__)
@@ -72,7 +74,8 @@ class Copies:
         """Compute it there and have it held. Tokens that were cached already.
 
         is_again: it takes the place of one that was lost, and is not refused where newcomers are.
-        Raises PinsFull, another RequestRefused, or a RoutingError; then nothing is held there.
+        Raises PinsFull, another RequestRefused, or a RoutingError. Then nothing is held there, but one that
+        is not of NOTHING_LEFT may be wrong about that: its call was lost, and the replica goes on.
         """
         job = Job(
             request_id=request_id,
@@ -91,10 +94,16 @@ class Copies:
             is_again=is_again,
         )
         generation = self._dispatcher.start(job)
-        async with contextlib.aclosing(generation.deltas()) as deltas:
-            async for delta in deltas:
-                if delta.token_ids:
-                    raise ReplicaLost("it generates where it was to hold")  # of another version
+        try:
+            async with contextlib.aclosing(generation.deltas()) as deltas:
+                async for delta in deltas:
+                    if delta.token_ids:
+                        raise ReplicaLost("it generates where it was to hold")  # of another version
+        except NOTHING_LEFT as error:
+            if generation.num_attempts > 1:
+                known = len(self._routing.replicas)
+                raise NoReplica(known, known) from error  # an earlier attempt may go on there
+            raise
         if generation.replica_id != target:
             # It joined after the target was chosen, and Serve took it: what it holds is not what was wanted.
             await self.end(lease.pin_id, generation.replica_id)

@@ -20,7 +20,7 @@ from cache.messages import PinLease
 from cache.types import ReplicaId, RequestId
 from router.errors import NoReplica, PrefixCachingOff, PrefixDoesNotFit, PrefixNotFound
 from router.placement.routing import Routing
-from router.prefixes.copies import Copies
+from router.prefixes.copies import NOTHING_LEFT, Copies
 from router.prefixes.holdings import Engines, room, roomiest
 from router.prefixes.kept_pin import KeptCopy, KeptPin
 from router.prefixes.own_tasks import OwnTasks
@@ -123,8 +123,9 @@ class CopyMaker:
                 min(self._timeout_s, seconds),
                 is_again=pin.is_established,
             )
-        except Exception:  # not a cancellation: what that has left there must be given back
+        except Exception as error:  # not a cancellation: what that has left there must be given back
             pin.held.pop(target, None)
+            pin.may_come_late |= not isinstance(error, NOTHING_LEFT)
             raise
         self.num_made += 1
         if (copy := pin.held.get(target)) is not None:

@@ -362,7 +362,8 @@ class PrefixKeeper:
     def _end(self, pin: KeptPin) -> None:
         told = holdings(self._engines()).get(pin.pin_id)  # a replica may hold it whose answer was lost
         holders = dict.fromkeys((*pin.held, *(told.replicas if told is not None else ())))
-        self._note_given_back(pin.pin_id, pin, told, holders)
+        if holders or pin.is_established or pin.may_come_late:
+            self._note_given_back(pin.pin_id, pin, told, holders)
         for replica_id in holders:
             self._tasks.start(self._copies.end(pin.pin_id, replica_id))
         pin.held.clear()

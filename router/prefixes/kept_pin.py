@@ -32,6 +32,7 @@ class KeptPin:
     expires_at: float
     held: dict[ReplicaId, KeptCopy] = field(default_factory=dict)
     is_established: bool = False
+    may_come_late: bool = False  # a replica not among `held` was asked for a copy, and has not refused it
     is_handed_on: bool = False  # to another Router, or left to one: nothing of it is this one's to give back
     surplus: set[ReplicaId] = field(default_factory=set)  # whose copy was one too many, and ended
     formerly: str = ""  # who kept it before, where it was adopted: replicas may name that one a while yet

@@ -206,6 +206,24 @@ class TestGivingBack:
         assert fleet.holders(pin) == []
         assert len(fleet.requests) == 1
 
+    async def test_nor_is_it_held_where_it_was_taken_for_lost(self) -> None:
+        """A list of replicas may lack one for a moment."""
+        fleet = PaperFleet(1)
+        router = PaperRouter(fleet)
+        await router.hold(copies=1)
+        name, replica = next(iter(fleet.replicas.items()))
+        fleet.lose(name)
+        await settle(router)
+        del fleet.turns["alice"]
+        await settle(router)
+        fleet.replicas[name] = replica
+        router.routing.update_replicas({name: replica.info})
+        fleet.tell()
+        assert router.keeper.pins() == []
+        await settle(router)
+        assert replica.pins == {}
+        await router.keeper.aclose()
+
     async def test_whose_owner_goes_while_it_is_computed(
         self, fleet: PaperFleet, router: PaperRouter
     ) -> None:

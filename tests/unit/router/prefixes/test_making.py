@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from cache.block_hash import hints
+from cache.errors import PiecesLost, PinsFull, ServingError
 from cache.events import EventBatch, digest_of
 from cache.messages import GenerateRequest
 from cache.scheduling_order import SchedulingOrder
@@ -167,6 +168,39 @@ class TestMaking:
         assert len(router.keeper.pins()) == 1
         assert sum(len(replica.pins) for replica in fleet.replicas.values()) == 2
         assert router.keeper.statistics().num_refused == 1
+
+    @pytest.mark.parametrize(("num_blocks", "asked"), [(5, names(0, 1, 2)), (MAX_PINNED + 1, [])])
+    async def test_what_nobody_holds_need_not_be_remembered(
+        self, fleet: PaperFleet, router: PaperRouter, num_blocks: int, asked: list[ReplicaId]
+    ) -> None:
+        """Clients that tried again drove out what was given back while a replica could not be asked."""
+        await router.hold(7, copies=3)
+        fleet.tell()
+        fleet.asked.clear()
+        with pytest.raises(PrefixDoesNotFit):
+            await router.hold(num_blocks, copies=1)
+        assert sorted(fleet.asked) == asked
+        assert router.keeper.given_back().seconds == {}
+
+    @pytest.mark.parametrize("errors", [(ReplicaLost("cut"),), (PiecesLost(), PinsFull(4, 0))])
+    async def test_what_a_replica_may_come_to_hold_is(self, errors: tuple[ServingError, ...]) -> None:
+        """Also where it refuses a second attempt, while the first may go on."""
+        fleet, left = PaperFleet(1), list(errors)
+        router = PaperRouter(fleet)
+
+        def fail(request: GenerateRequest) -> None:
+            raise left.pop(0)
+
+        fleet.replicas[ReplicaId("r0")].script = fail
+        with pytest.raises(NoReplica):
+            await router.hold(copies=1)
+        assert left == []
+        hold_late(fleet, fleet.requests[0])
+        fleet.tell()
+        assert router.keeper.pins() == []
+        await settle(router)
+        assert fleet.replicas[ReplicaId("r0")].pins == {}
+        await router.keeper.aclose()
 
     async def test_more_than_any_could_hold(self, router: PaperRouter) -> None:
         with pytest.raises(PrefixDoesNotFit) as caught:
