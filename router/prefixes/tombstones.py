@@ -7,25 +7,29 @@
 A replica that could not be asked holds its copy, and tells of it when it is back. By then that looks like a
 pin whose Router is gone, which any Router adopts; only who remembers knows better. A replica that has left is
 awaited, too: a list of replicas may lack one for a moment. There are few of those: each replica that is well
-has confirmed within half a second.
+has confirmed within half a second. Where there are many all the same, a look costs no more: it sees what is
+told, and a part of the others.
 Knows pins, reports and times; ends nothing itself. Owner: the router's event loop.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cache.engine_report import EngineReport
 from cache.types import PinId, ReplicaId
-from router.prefixes.holdings import Engines, holds
+from router.prefixes.holdings import Engines
 from router.prefixes.prefix import PinnedPrefix
 
 FORGET_S = 5.0  # what was given back may still be in a report that is on its way
 END_AGAIN_S = 2.0  # between two attempts at ending a copy that is told of all the same
 # Some 20 MB. So many are given back within the seconds that a replica hangs, or never.
 MAX_TOMBSTONES = 1 << 16
+# Of those that nobody tells of: milliseconds of the event loop. Where there are more, the others' turn comes
+# with the next looks, and they are remembered for that much longer: a minute where there are MAX_TOMBSTONES.
+MAX_PER_LOOK = 1 << 9
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +71,7 @@ class Tombstones:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._by_pin: dict[PinId, _Tombstone] = {}  # oldest first
+        self._round: deque[PinId] = deque()  # to be looked at before those that have been come again
         self._has_overflowed = False
 
     def __len__(self) -> int:
@@ -120,28 +125,57 @@ class Tombstones:
     def look(self, told: Mapping[PinId, PinnedPrefix], engines: Engines) -> list[tuple[PinId, ReplicaId]]:
         """Forget what nobody can tell of any more; copies to be ended once more.
 
-        told: every pin that a replica tells of, by the same reports. O(tombstones, and whom they await).
+        told: every pin that a replica tells of, by the same reports. O(told, and whom MAX_PER_LOOK await).
         """
-        now, late = self._clock(), list[tuple[PinId, ReplicaId]]()
-        for pin_id, tombstone in list(self._by_pin.items()):
-            if now > tombstone.until:
-                del self._by_pin[pin_id]
+        now = self._clock()
+        late = self._late(told, engines, now)
+        versions = {name: _version(engines, name) for name in engines}
+        if not self._round:
+            self._round.extend(self._by_pin)
+        for _ in range(min(len(self._round), MAX_PER_LOOK)):
+            pin_id = self._round.popleft()
+            self._settle(pin_id, told[pin_id].replicas if pin_id in told else (), versions, now)
+        return late
+
+    def _late(
+        self, told: Mapping[PinId, PinnedPrefix], engines: Engines, now: float
+    ) -> list[tuple[PinId, ReplicaId]]:
+        late = list[tuple[PinId, ReplicaId]]()
+        for pin_id, pin in told.items():
+            tombstone = self._by_pin.get(pin_id)
+            if tombstone is None or now > tombstone.until:
                 continue
-            for name in told[pin_id].replicas if pin_id in told else ():
+            for name in pin.replicas:
                 known, version = tombstone.awaited.get(name), _version(engines, name)
                 # One that hangs says nothing new, and need not be asked until it does.
                 if known is None or (version != known.version and now >= known.again_at):
                     tombstone.awaited[name] = _Awaited(version, now + END_AGAIN_S)
                     late.append((pin_id, name))
-            was_awaited = bool(tombstone.awaited)
-            tombstone.awaited = {
-                name: awaited
-                for name, awaited in tombstone.awaited.items()
-                if not _has_confirmed(engines, name, pin_id, awaited.version)
-            }
-            if was_awaited and not tombstone.awaited:
-                tombstone.least_until = max(tombstone.least_until, now + FORGET_S)
         return late
+
+    def _settle(
+        self,
+        pin_id: PinId,
+        holders: Sequence[ReplicaId],
+        versions: Mapping[ReplicaId, _Version | None],
+        now: float,
+    ) -> None:
+        """Await no more who has reported since, and holds no copy; forget it if its time is over."""
+        tombstone = self._by_pin.get(pin_id)
+        if tombstone is None:
+            return  # it made room
+        if now > tombstone.until:
+            del self._by_pin[pin_id]
+            return
+        if not tombstone.awaited:
+            return
+        tombstone.awaited = {
+            name: awaited
+            for name, awaited in tombstone.awaited.items()
+            if name in holders or versions.get(name) in (None, awaited.version)
+        }
+        if not tombstone.awaited:
+            tombstone.least_until = max(tombstone.least_until, now + FORGET_S)
 
     def _make_room(self) -> None:
         if len(self._by_pin) < MAX_TOMBSTONES:
@@ -157,15 +191,5 @@ class Tombstones:
 
 
 def _version(engines: Engines, name: ReplicaId) -> _Version | None:
-    report = _report(engines, name)
+    report = engines[name].report if name in engines else None
     return (report.epoch, report.number) if report is not None else None
-
-
-def _has_confirmed(engines: Engines, name: ReplicaId, pin_id: PinId, before: _Version | None) -> bool:
-    """Whether it has reported since, and holds no copy."""
-    report = _report(engines, name)
-    return report is not None and (report.epoch, report.number) != before and not holds(report, pin_id)
-
-
-def _report(engines: Engines, name: ReplicaId) -> EngineReport | None:
-    return engines[name].report if name in engines else None

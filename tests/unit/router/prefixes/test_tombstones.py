@@ -101,6 +101,41 @@ async def test_what_is_told_all_the_same_is_ended_again_but_not_at_once(
     assert looker.lasting() == []
 
 
+async def test_however_many_there_are_a_look_costs_no_more(
+    router: PaperRouter, looker: Looker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60,000 that await a replica took up to half a second of the event loop, twice a second. What is told
+    is not left for another look."""
+    monkeypatch.setattr(tombstones, "MAX_PER_LOOK", 10)
+    for number in range(34):
+        looker.add(f"prefix-{number}")
+    told = PinId(await router.hold(copies=1, seconds=MOST_S))
+    looker.fleet.tell()
+    (holder,) = looker.fleet.holders(told)
+    looker.add(told)
+    assert looker.look() == [(told, holder)]
+    left = [len(looker.lasting())]
+    del looker.fleet.replicas[holder].pins[told]
+    for _ in range(3):
+        looker.look()
+        left.append(len(looker.lasting()))
+    assert left == [25, 15, 5, 0]
+
+
+def test_what_makes_room_is_looked_at_no_more(looker: Looker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tombstones, "MAX_PER_LOOK", 2)
+    monkeypatch.setattr(tombstones, "MAX_TOMBSTONES", 4)
+    for number in range(4):
+        looker.add(f"prefix-{number}")
+    looker.look()
+    for number in range(4, 8):
+        looker.add(f"prefix-{number}")
+    for _ in range(3):
+        looker.look()
+    assert looker.lasting() == []
+    assert len(looker.tombstones) == 4
+
+
 def test_what_lasts_is_remembered_elsewhere_as_long_and_for_the_same_replicas(looker: Looker) -> None:
     """By a Router that does not know all of them yet."""
     away = ReplicaId("away")
