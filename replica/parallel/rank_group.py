@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 
+from replica.device_errors import is_of_device
 from replica.errors import CollectiveFailed
 from replica.models.model_source import first_line
 
@@ -42,7 +43,10 @@ class Ranks(Protocol):
 
 class RankGroup:
     """`Ranks` over torch.distributed. `close` leaves the group; a collective whose other ranks have gone, or
-    that waits longer than `timeout_s`, raises CollectiveFailed (gloo), or ends the process (NCCL)."""
+    that waits longer than `timeout_s`, raises CollectiveFailed (gloo), or ends the process (NCCL).
+
+    What this process's own device raises there passes as it is: CUDA tells of a kernel's failure in whatever
+    is called next."""
 
     def __init__(self, rank: int, size: int, device: torch.device, store: Path, timeout_s: float) -> None:
         """Blocks until every rank is here. Raises CollectiveFailed if that takes longer than `timeout_s`.
@@ -67,13 +71,13 @@ class RankGroup:
                     timeout=timedelta(seconds=timeout_s),
                 )
             except RuntimeError as error:
-                raise self._failed(error) from error
+                self._fail(error)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         try:
             dist.all_reduce(tensor)
         except RuntimeError as error:
-            raise self._failed(error) from error
+            self._fail(error)
         return tensor
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -81,7 +85,7 @@ class RankGroup:
         try:
             dist.all_gather(parts, tensor.contiguous())
         except RuntimeError as error:
-            raise self._failed(error) from error
+            self._fail(error)
         return torch.cat(parts, dim=-1)
 
     def abort(self) -> None:
@@ -109,8 +113,11 @@ class RankGroup:
         leaving.start()
         leaving.join(LEAVE_TIMEOUT_S)
 
-    def _failed(self, error: RuntimeError) -> CollectiveFailed:
-        return CollectiveFailed(self.rank, first_line(error), self._timeout_s)
+    def _fail(self, error: RuntimeError) -> NoReturn:
+        """A collective did: for the others, unless it is this process's own device that says so."""
+        if is_of_device(error):
+            raise error
+        raise CollectiveFailed(self.rank, first_line(error), self._timeout_s) from error
 
 
 @contextmanager

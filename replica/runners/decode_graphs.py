@@ -29,7 +29,7 @@ from cache.messages import SamplingParams
 from cache.types import RequestId
 from replica.attention.backend import HeldStep, HoldingBackend
 from replica.attention.step_batch import PlacedSequence, StepBatch
-from replica.runners.out_of_memory import is_out_of_memory
+from replica.device_errors import is_out_of_memory
 from replica.scheduling.runner import ScheduledSequence
 from replica.transfer import to_device
 

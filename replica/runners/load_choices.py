@@ -19,6 +19,7 @@ from replica.attention import kv_pages
 from replica.attention.backend import check_served, settled
 from replica.attention.kv_pages import LayerShape
 from replica.config import ReplicaConfig, num_host_blocks
+from replica.device_errors import is_out_of_memory
 from replica.layers import card_block, decoder_block
 from replica.layers.packed_linear import PackedLinear
 from replica.layers.screened_head import keeps_order, screen_bytes, screen_head
@@ -26,7 +27,6 @@ from replica.memory import free_host_bytes
 from replica.models import config_rules, model_probe
 from replica.models.model_source import ModelRefused, NotEnoughMemory, ResolvedModel, stored_dtype
 from replica.models.weight_files import weight_bytes
-from replica.runners.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from replica.runners.out_of_memory import is_out_of_memory
+from replica.device_errors import is_out_of_memory
 
 
 def is_lost(device: torch.device) -> bool:

@@ -24,6 +24,7 @@ from replica.attention.host_pages import HostPages
 from replica.attention.kv_pages import KVPages, LayerShape
 from replica.attention.step_batch import StepBatch
 from replica.config import ReplicaConfig
+from replica.device_errors import is_out_of_memory
 from replica.errors import EngineBroken, StepOutOfMemory
 from replica.layers.decoder_block import DecoderBlock
 from replica.layers.fused_norm import fuse_norms
@@ -39,7 +40,6 @@ from replica.runners import load_choices, self_check
 from replica.runners.decode_graphs import CudaRecorder, DecodeGraphs, Recorder
 from replica.runners.draw_rows import draw_row, masks_of, rows_asked, structures_of
 from replica.runners.lost_card import is_lost
-from replica.runners.out_of_memory import is_out_of_memory
 from replica.runners.prompt_scoring import PromptScorer, wanted
 from replica.runners.queued_step import FailedStep, ModelStep, QueuedStep, drawn_tokens
 from replica.scheduling.runner import CopyTime, LaunchedStep, RunnerInfo, ScheduledSequence, StepResult

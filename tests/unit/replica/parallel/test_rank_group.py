@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import DistBackendError
 
+from replica.device_errors import is_out_of_memory
 from replica.errors import CollectiveFailed
 from replica.parallel import rank_group
 from replica.parallel.rank_group import RankGroup
@@ -66,9 +69,13 @@ class Distributed:
         self.num_calls = 0
         self.num_aborted = 0
         self.group = SimpleNamespace(WORLD=self)
+        self.error: Exception = RuntimeError("Connection closed by peer\nsomewhere in C++")
 
     def all_reduce(self, _tensor: object) -> None:
-        raise RuntimeError("Connection closed by peer\nsomewhere in C++")
+        raise self.error
+
+    def all_gather(self, _parts: object, _tensor: object) -> None:
+        raise self.error
 
     def abort(self) -> None:
         self.num_aborted += 1
@@ -92,7 +99,7 @@ def distributed(monkeypatch: pytest.MonkeyPatch) -> Distributed:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=lo")  # and take it back: a group on cards sets it
     monkeypatch.setattr(rank_group, "dist", made)
     monkeypatch.setattr(rank_group, "LEAVE_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(rank_group, "torch", SimpleNamespace(cuda=SimpleNamespace(set_device=lambda _: None)))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     return made
 
 
@@ -127,6 +134,61 @@ def test_a_collective_that_fails_is_told_as_that(distributed: Distributed, tmp_p
     """Who catches torch's RuntimeError takes it for the model's."""
     with pytest.raises(CollectiveFailed, match=r"^rank 0 .*warm_up_time_limit_s, 1 s: Connection .* peer$"):
         group_on("cpu", tmp_path).sum(torch.ones(1))
+
+
+NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, {}, NCCL version 2.28.9\n{}"
+UNHANDLED = "unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
+CALL_FAILED = "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure {}"
+BY_COLLECTIVE = pytest.mark.parametrize("collective", [RankGroup.sum, RankGroup.gather])
+
+
+@BY_COLLECTIVE
+@pytest.mark.parametrize(
+    ("own", "is_for_memory"),
+    [
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be"), False),
+        (
+            DistBackendError(NCCL.format(UNHANDLED, CALL_FAILED.format("700 'an illegal access'"))),
+            False,
+        ),
+        (DistBackendError(NCCL.format(UNHANDLED, CALL_FAILED.format("2 'out of memory'"))), True),
+        (DistBackendError(NCCL.format(UNHANDLED, CALL_FAILED.format("'out of memory'"))), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 MiB."), True),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"),
+            True,
+        ),
+    ],
+    ids=str,
+)
+def test_what_its_own_device_fails_with_is_no_others_doing(
+    own: Exception,
+    is_for_memory: bool,
+    collective: Callable[[RankGroup, torch.Tensor], object],
+    distributed: Distributed,
+    tmp_path: Path,
+) -> None:
+    """CUDA tells of a kernel's failure in whatever is called next. It was taken for a rank that had gone, and
+    told to nobody; on rank 0 neither for a lost card nor for a lack of memory."""
+    distributed.error = own
+    with pytest.raises(RuntimeError) as caught:
+        collective(group_on("cuda", tmp_path), torch.ones(1))
+    assert caught.value is own
+    assert is_out_of_memory(own) == is_for_memory
+
+
+@BY_COLLECTIVE
+def test_a_rank_that_nccl_misses_is_told_as_that(
+    collective: Callable[[RankGroup, torch.Tensor], object], distributed: Distributed, tmp_path: Path
+) -> None:
+    why = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting"
+    distributed.error = DistBackendError(
+        NCCL.format("remote process exited or there was a network error", why)
+    )
+    with pytest.raises(CollectiveFailed, match="remote process exited"):
+        collective(group_on("cuda", tmp_path), torch.ones(1))
 
 
 @pytest.mark.parametrize(("device", "num_aborted"), [("cpu", 0), ("cuda", 1)])
