@@ -34,7 +34,7 @@ FIND_CAUSE_S = 5.0  # from a collective that failed to the news that somebody ha
 class Followers:
     """Ranks 1 to `size` - 1, on this host. Told and heard from one thread at a time; `close` from any."""
 
-    def __init__(self, size: int, *, shared_fd: int, on_lost: Callable[[], None]) -> None:
+    def __init__(self, size: int, *, shared_fd: int, on_lost: Callable[[RankLost], None]) -> None:
         """Starts them; they wait for orders.
 
         shared_fd: a file descriptor that they get under the same number.
@@ -158,7 +158,7 @@ class Followers:
             "a rank of the model has gone, and with it its part of every sequence",
             extra={"rank": lost.rank, **why},
         )
-        self._on_lost()
+        self._on_lost(lost)
         with self._news:  # last: where that ended the process, nobody else tells of it
             self._lost = lost
             self._news.notify_all()

@@ -139,7 +139,8 @@ class ParallelRunner:
         return self._followers.pids
 
     def execute(self, sequences: list[ScheduledSequence]) -> StepResult:
-        """Compute one step. Raises InvalidLogits, after which it is usable; EngineBroken, after which not."""
+        """Compute one step. Raises InvalidLogits, after which it is usable; EngineBroken, after which not.
+        The first is the end of the start where nothing is warmed up."""
         self._guard.serves()
         return self._together(lambda: self._runner.execute(sequences))
 
@@ -147,6 +148,7 @@ class ParallelRunner:
         raise AssertionError("a model in several processes has no host memory")
 
     def warm_up(self) -> float:
+        """Raises as `execute`; RankLost, too, where that was not noticed in any of its steps."""
         full_step_s = self._together(self._runner.warm_up)
         self._guard.serves()
         return full_step_s

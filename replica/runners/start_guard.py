@@ -1,8 +1,9 @@
 """What the end of another rank does to rank 0: it is an error of its start, and later the process's end.
 
 Who starts a replica reads the error that its start raises. So a rank that is lost meanwhile is raised by
-whoever loads or warms up, which notices it in the next collective, or in the one where it waits. What does
-not come back from there ends as a replica that serves: the log has said why. Knows threads; knows no models.
+whoever loads or warms up, which notices it in the next collective, in the one where it waits, or at the end.
+What does not come back from there ends as a replica that serves: the log has said why. So each loss is either
+raised or ends the process. Knows threads; knows no models.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+
+from replica.errors import RankLost
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +28,10 @@ class StartGuard:
         self._limit_s = limit_s
         self._abort: Callable[[], None] = _nothing
         self._is_meeting = threading.Event()  # or has ended: nobody waits for it for good
-        self._serves = False
         self._has_ended = threading.Event()
+        self._lock = threading.Lock()  # guards the next two, of which one is set at most
+        self._serves = False
+        self._lost: RankLost | None = None
 
     def meets(self, abort: Callable[[], None]) -> None:
         """From now on it may wait for other ranks. abort: ends such a wait for one that has gone; called on a
@@ -35,17 +40,24 @@ class StartGuard:
         self._is_meeting.set()
 
     def serves(self) -> None:
-        """It has started. Idempotent."""
-        self._serves = True
+        """It has started. Raises the rank that was lost before, which ends nothing then. Idempotent."""
+        with self._lock:
+            self._serves = self._lost is None
+        if self._lost is not None:
+            self.end()
+            raise self._lost
 
     def end(self) -> None:
         """Nobody has to be told any more. Idempotent."""
         self._has_ended.set()
         self._is_meeting.set()
 
-    def lost(self) -> None:
-        """A rank is lost, and the log says why. Waits for nothing while it starts."""
-        if self._serves:
+    def lost(self, lost: RankLost) -> None:
+        """The log has said so. Waits for nothing while it starts."""
+        with self._lock:
+            if not self._serves:
+                self._lost = lost
+        if self._lost is None:
             self._on_lost()
         else:
             _in_background(self._bring_back)

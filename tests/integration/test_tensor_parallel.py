@@ -230,7 +230,7 @@ def test_no_follower_outlives_rank_0(llama: Path) -> None:
 def test_a_follower_that_fails_ends_at_once_and_in_order() -> None:
     """Python could not end while a thread read standard input: it aborted instead, after a while."""
     lost = threading.Event()
-    followers = Followers(2, shared_fd=2, on_lost=lost.set)
+    followers = Followers(2, shared_fd=2, on_lost=lambda _: lost.set())
     try:
         config = ReplicaConfig(model="tiny", device="cpu", tensor_parallel=2)
         followers.tell_each(lambda rank: Load(config, rank, "store", 512, "no such dtype", part_bytes=1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -26,9 +25,9 @@ def says(answer: Answer) -> str:
 
 class Started:
     def __init__(self, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_lost = threading.Event()
+        self.told: list[RankLost] = []
         monkeypatch.setattr(followers, "FOLLOWER", ("-S", "-c", f"import os, sys; {script}"))
-        self.followers = Followers(2, shared_fd=sys.stderr.fileno(), on_lost=self.is_lost.set)
+        self.followers = Followers(2, shared_fd=sys.stderr.fileno(), on_lost=self.told.append)
 
 
 Start = Callable[..., Started]
@@ -67,7 +66,7 @@ def test_who_ends_is_told_of_with_what_it_said(
     with pytest.raises(RankLost) as caught:
         started.followers.hear_each(LIMIT_S)
     assert (type(caught.value), str(caught.value)) == (kind, told)
-    assert started.is_lost.is_set()
+    assert started.told == [caught.value]
     [line] = [each for each in caplog.records if each.levelno == logging.CRITICAL]
     assert vars(line)["rank"] == 1
     assert vars(line).get("reason") == caught.value.cause
@@ -87,7 +86,7 @@ def test_who_stands_still_is_named(start: Start) -> None:
     started = start(WAITS)
     with pytest.raises(RankSilent, match=r"^rank 1 of the model has not answered for 0\.01 s"):
         started.followers.hear_each(0.01)
-    assert not started.is_lost.is_set()
+    assert not started.told
 
 
 def test_a_failed_collective_waits_for_the_news_of_who_has_gone(

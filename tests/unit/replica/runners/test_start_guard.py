@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
+from replica.errors import RankLost
 from replica.runners.start_guard import StartGuard
 
 WAIT_S = 60.0  # for other threads
+LOST = RankLost(1, -9)
 
 
 class Guarded:
@@ -24,16 +28,29 @@ class Guarded:
 def test_a_replica_that_serves_ends_at_once() -> None:
     guarded = Guarded(WAIT_S)
     guarded.guard.serves()
-    guarded.guard.lost()
+    guarded.guard.lost(LOST)
     assert guarded.is_over.is_set()
 
 
 def test_a_start_that_raises_it_has_been_told() -> None:
     guarded = Guarded(WAIT_S)
     guarded.guard.meets(guarded.is_aborted.set)
-    guarded.guard.lost()
+    guarded.guard.lost(LOST)
     assert guarded.is_aborted.wait(WAIT_S)
     guarded.guard.end()
+    guarded.join()
+    assert not guarded.is_over.is_set()
+
+
+def test_a_rank_that_is_lost_as_the_start_ends_is_raised_and_ends_nothing() -> None:
+    """The start succeeded, and its process ended a minute later."""
+    guarded = Guarded(WAIT_S)
+    guarded.guard.meets(guarded.is_aborted.set)
+    guarded.guard.lost(LOST)
+    for _ in range(2):
+        with pytest.raises(RankLost) as caught:
+            guarded.guard.serves()
+        assert caught.value is LOST
     guarded.join()
     assert not guarded.is_over.is_set()
 
@@ -45,7 +62,7 @@ def test_a_start_that_does_not_come_back_ends_even_where_the_abort_hangs() -> No
         goes_on.wait(WAIT_S)
 
     guarded.guard.meets(hang)
-    guarded.guard.lost()
+    guarded.guard.lost(LOST)
     assert guarded.is_over.wait(WAIT_S)
     goes_on.set()
     guarded.join()
@@ -54,7 +71,7 @@ def test_a_start_that_does_not_come_back_ends_even_where_the_abort_hangs() -> No
 def test_loading_takes_as_long_as_it_takes() -> None:
     """Who loads notices when it is done: nothing can be interrupted there."""
     guarded = Guarded(0.0)
-    guarded.guard.lost()
+    guarded.guard.lost(LOST)
     assert not guarded.is_over.is_set()
     guarded.guard.meets(guarded.is_aborted.set)
     assert guarded.is_over.wait(WAIT_S)
@@ -64,7 +81,7 @@ def test_loading_takes_as_long_as_it_takes() -> None:
 
 def test_a_start_that_ends_before_ranks_meet_leaves_no_thread() -> None:
     guarded = Guarded(0.0)
-    guarded.guard.lost()
+    guarded.guard.lost(LOST)
     guarded.guard.end()
     guarded.join()
     assert not guarded.is_over.is_set()
