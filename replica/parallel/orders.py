@@ -1,6 +1,6 @@
 """What rank 0 and its followers write to each other through pipes: msgpack frames, length first.
 
-    rank 0 → follower   Load, then AllocatePages, then a Step for each step it computes itself; Close
+    rank 0 → follower   Load, Meet, AllocatePages, then a Step for each step it computes itself; Close
     follower → rank 0   Loaded, Room; or, at any time, Refused or Failed, and then it ends
 
 Knows frames and one step's plan; knows neither processes nor models.
@@ -24,7 +24,7 @@ _LENGTH_BYTES = 4
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Load the rank's part of the model and meet the others."""
+    """Load the model."""
 
     config: ReplicaConfig
     rank: int
@@ -32,6 +32,10 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     max_model_len: int
     dtype: str
     part_bytes: int  # of weights that a rank holds, at most
+
+
+class Meet(msgspec.Struct, frozen=True, tag=True):
+    """Every rank has loaded: meet the others and keep this one's part."""
 
 
 class AllocatePages(msgspec.Struct, frozen=True, tag=True):
@@ -60,7 +64,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The weights are there: now the ranks can meet."""
+    """The weights are there: this rank can meet the others."""
 
 
 class Room(msgspec.Struct, frozen=True, tag=True):
@@ -79,7 +83,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Order = Load | AllocatePages | Step | Close
+Order = Load | Meet | AllocatePages | Step | Close
 Answer = Loaded | Room | Refused | Failed
 
 _encoder = msgspec.msgpack.Encoder()

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import torch
 
@@ -31,6 +31,7 @@ from replica.parallel.orders import (
     Failed,
     Load,
     Loaded,
+    Meet,
     Order,
     Refused,
     Room,
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 FAILED = 1  # its exit code where it could not go on
 _PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
+_Order = TypeVar("_Order", bound=Order)
 
 
 class Orders:
@@ -96,13 +98,14 @@ class Follower:
             if not self._is_due_to_others(error):
                 self._tell_why(error)
                 raise
+            logger.warning("this rank ends after what it takes for another's failure: %s", described(error))
         self._leave()  # whatever rank 0 does: others may wait for this one in a collective
         self._orders.wait_for_end()
 
     def _is_due_to_others(self, error: Exception) -> bool:
-        """Whether rank 0 has said Close, or another rank has left the group: then the cause lies there."""
-        is_left = self._group is not None and CollectiveFailed.behind(error) is not None
-        return is_left or self._orders.are_over
+        """Whether rank 0 has said Close, or another rank has left the group, or not come to meet the others:
+        then the cause lies there."""
+        return self._orders.are_over or CollectiveFailed.behind(error) is not None
 
     def _tell_why(self, error: Exception) -> None:
         if isinstance(error, ServingError):
@@ -123,6 +126,7 @@ class Follower:
                 rank_model.check_device(resolved, order.part_bytes, device, config.tensor_parallel)
             model = rank_model.load_whole(resolved, dtype)
             self._answer(Loaded())
+            self._next(Meet)  # whoever loads for long is waited for by rank 0 alone, which says who it is
             self._group = group = RankGroup(
                 order.rank, config.tensor_parallel, device, Path(order.store), config.warm_up_time_limit_s
             )
@@ -137,10 +141,14 @@ class Follower:
     def _agree(self, num_blocks: int) -> int:
         """Rank 0 knows what every rank has room for."""
         self._answer(Room(num_blocks))
+        return self._next(AllocatePages).num_blocks
+
+    def _next(self, kind: type[_Order]) -> _Order:
+        """What rank 0 says next; Close in its place where a rank cannot load, or has no room."""
         order = self._orders.next()
-        if not isinstance(order, AllocatePages):
-            raise EngineBroken("rank 0 has ended what it began")  # another rank has no room for what it needs
-        return order.num_blocks
+        if not isinstance(order, kind):
+            raise EngineBroken("rank 0 has ended what it began")
+        return order
 
     def _leave(self) -> None:
         if self._group is not None:

@@ -30,7 +30,7 @@ from replica.models.model_source import ModelRefused, ResolvedModel
 from replica.models.weight_files import fetch_weights
 from replica.output.sampler import InvalidLogits
 from replica.parallel import orders
-from replica.parallel.orders import AllocatePages, Load, Room
+from replica.parallel.orders import AllocatePages, Load, Meet, Room
 from replica.parallel.rank_group import RankGroup
 from replica.runners import load_choices, rank_model, self_check
 from replica.runners.followers import Followers
@@ -102,6 +102,7 @@ class ParallelRunner:
                 model, reference = loading.whole()
                 followers.hear_each(limit_s)
                 guard.meets(abort)
+                followers.tell(Meet())
                 group = RankGroup(0, config.tensor_parallel, loading.device, store, limit_s)
                 layers = rank_model.cut(model, resolved.source, group, loading.device, loading.max_model_len)
                 runner = ModelRunner.with_pages(
