@@ -4,7 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Iterator
+
+
+class _Pauses:
+    """Of collections: they come on again with the end of the last, if they were on before the first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards all of this, and the switch itself
+        self._num = 0
+        self._were_on = False
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._num:
+                self._were_on = gc.isenabled()
+                gc.disable()
+            self._num += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._num -= 1
+            if not self._num and self._were_on:
+                gc.enable()
+
+
+_pauses = _Pauses()
 
 
 @contextlib.contextmanager
@@ -12,15 +38,13 @@ def without_collections() -> Iterator[None]:
     """For what makes many objects and lets few go, as parsing and importing do: looking for garbage again and
     again while they grow takes long. Not for weights, of which a cycle would keep a copy.
 
-    Of several threads each ends with collections as it found them: who found them on is among these.
+    Of several threads the last to end leaves collections as the first found them.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
+    _pauses.begin()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        _pauses.end()
 
 
 def settle() -> None:

@@ -46,3 +46,17 @@ def test_collections_wait_for_what_makes_many_objects_and_are_then_as_before(are
         load()
     assert seen == [False, False]
     assert gc.isenabled() is are_on
+
+
+@pytest.mark.usefixtures("collections_as_they_were")
+@pytest.mark.parametrize("first_out", ["first", "second"])
+def test_collections_come_on_again_in_whatever_order_threads_end(first_out: str) -> None:
+    """Who came second found them off, and left them so for good where it ended last."""
+    gc.enable()
+    pauses = {"first": heap.without_collections(), "second": heap.without_collections()}
+    for pause in pauses.values():
+        pause.__enter__()
+    pauses.pop(first_out).__exit__(None, None, None)
+    assert not gc.isenabled()  # the other one is at it still
+    pauses.popitem()[1].__exit__(None, None, None)
+    assert gc.isenabled()
