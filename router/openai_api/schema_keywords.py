@@ -1,6 +1,7 @@
 """Keywords of a schema that need not be followed, taken out: llguidance 1.9 refuses the schema for them.
 
     propertyNames {"type": "string"}    asks for nothing: all names are strings. Zod's records have it
+    propertyNames, and no name may be   likewise: additionalProperties false beside it, and no properties
     pattern ^(?!x).*$, \\bx, (a)\\1       cannot be followed: left out of account where a schema is lenient
     patternProperties {"^(?!x)": ...}   likewise, with the additionalProperties that would count for those
 
@@ -23,7 +24,7 @@ _PARTS = re.compile(
 
 def leave_out(schema: dict[str, Any], *, is_lenient: bool) -> None:
     """Changes one schema; those in it are their own."""
-    if "propertyNames" in schema and _says_nothing(schema["propertyNames"]):
+    if "propertyNames" in schema and (_has_no_names(schema) or _says_nothing(schema["propertyNames"])):
         del schema["propertyNames"]
     if not is_lenient:
         return
@@ -47,6 +48,12 @@ def _leave_out_names(schema: dict[str, Any]) -> None:
 
 def _cannot_be_followed(pattern: str) -> bool:
     return any(part[1] for part in _PARTS.finditer(pattern))
+
+
+def _has_no_names(schema: dict[str, Any]) -> bool:
+    return schema.get("additionalProperties") is False and schema.keys().isdisjoint(
+        ("properties", "patternProperties")
+    )
 
 
 def _says_nothing(names: object) -> bool:

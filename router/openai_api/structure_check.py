@@ -28,6 +28,7 @@ from cache.errors import QueueFull
 from cache.fair_threads import FairThreads
 from cache.structure import GrammarLimits, Structure, StructureKind
 from router.errors import InvalidField, StructuresBusy
+from router.openai_api.schema_names import is_written_here
 from router.openai_api.structures import Part, inner_parts
 
 MAX_REMEMBERED = 1024  # verdicts: a digest and a sentence each, and the structure, 64 KiB at most
@@ -85,6 +86,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     (r"must be|expected", "a keyword in it has a value of the wrong type"),
 )
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]")
+_NAMES_REFUSED = "'propertyNames' cannot be enforced"
 _IN_GRAMMAR = re.compile(r"(?:at )?(\d+)\((\d+)\): (?!invalid regex)")
 _IN_JSON = re.compile(
     r" at line \d+ column \d+"
@@ -260,8 +262,10 @@ def judge(structure: Structure) -> Refusal | None:
     said = _tried(structure)
     if said is None:
         return None
-    pointer = _place(structure, said) if structure.kind is StructureKind.JSON_SCHEMA else None
-    return Refusal(_reason(said), pointer)
+    if structure.kind is StructureKind.JSON_SCHEMA:
+        place = _place(structure, said)
+        return Refusal(_beside(_reason(said), place.schema), place.shown())
+    return Refusal(_reason(said))
 
 
 def _schemas_in(structure: Structure) -> list[object]:
@@ -329,22 +333,39 @@ def _following(mask: bytes) -> int | None:
     return next((byte for byte in b'"{[' if byte in allowed), allowed[0] if allowed else None)
 
 
-def _place(structure: Structure, said: str) -> str:
+def _place(structure: Structure, said: str) -> Part:
     """The smallest part of a schema against which the same is said, as far as it is found in time."""
     root, until_s = json.loads(structure.source), time.perf_counter() + MAX_PLACE_S
     shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
     place, num_tries = Part(root, (), 0), 0
     while True:
         for inner in inner_parts(place):
+            if _is_ours(inner):
+                continue
             num_tries += 1
             if num_tries > MAX_TRIES or time.perf_counter() > until_s:
-                return place.shown()
+                return place
             alone = {**shared, **inner.schema} if isinstance(inner.schema, dict) else inner.schema
             if _tried(Structure(StructureKind.JSON_SCHEMA, json.dumps(alone), structure.is_lenient)) == said:
                 place = inner
                 break
         else:
-            return place.shown()
+            return place
+
+
+def _is_ours(part: Part) -> bool:
+    """Whether the client may never have written it: a record's name, or its values as a definition."""
+    return is_written_here(part.schema) or is_written_here({"$ref": part.shown()})
+
+
+def _beside(reason: str, schema: object) -> str:
+    """What names are refused for that could be followed by themselves."""
+    beside = [
+        name for name in ("minProperties", "maxProperties") if isinstance(schema, dict) and name in schema
+    ]
+    if reason != _NAMES_REFUSED or not beside:
+        return reason
+    return f"'propertyNames' beside {' and '.join(map(repr, beside))} cannot be enforced"
 
 
 def _reason(said: str) -> str:

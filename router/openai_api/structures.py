@@ -20,7 +20,7 @@ from router.openai_api.checked import limits_of
 from router.openai_api.gbnf import is_gbnf, lark_of, quoted
 from router.openai_api.schema_bounds import make_inclusive
 from router.openai_api.schema_keywords import leave_out
-from router.openai_api.schema_names import follow_names
+from router.openai_api.schema_names import MAX_NAMES, Records
 
 ANY_OBJECT = Structure(StructureKind.JSON_SCHEMA, '{"type": "object"}')
 
@@ -131,26 +131,45 @@ def schema_structure(value: object, at: str, limits: Limits, *, is_lenient: bool
         raise InvalidField(
             at, f"'{at}' must nest schemas at most {limit} deep; at {deepest.shown()} it goes deeper."
         )
-    followed = _as_followed(source, is_lenient)
-    _check_size(followed, at, limits)  # again: names of a definition are written wherever it is referred to
-    return Structure(StructureKind.JSON_SCHEMA, followed, is_lenient)
+    return Structure(StructureKind.JSON_SCHEMA, _as_followed(source, at, limits, is_lenient), is_lenient)
 
 
 def _written(schema: object) -> str:
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
-def _as_followed(source: str, is_lenient: bool) -> str:
-    """The schema without what llguidance would let pass, or refuse without need."""
+def _as_followed(source: str, at: str, limits: Limits, is_lenient: bool) -> str:
+    """The schema without what llguidance would let pass, or refuse without need.
+
+    Raises InvalidField where it is too long with names of a definition wherever it is referred to; a lenient
+    one is then without them.
+    """
     if not any(name in source for name in ('"exclusiveM', '"propertyNames"', '"pattern')):
         return source
+    try:
+        return _rewritten(source, at, limits, is_lenient, max_names=MAX_NAMES if is_lenient else None)
+    except InvalidField:
+        if not is_lenient:
+            raise
+        return _rewritten(source, at, limits, is_lenient, max_names=0)
+
+
+def _rewritten(source: str, at: str, limits: Limits, is_lenient: bool, *, max_names: int | None) -> str:
+    """max_names: of records, to be followed. Raises InvalidField where they make it too long: they are
+    counted before any is written.
+    """
     schema = json.loads(source)
     schemas = [part.schema for part in parts(schema) if isinstance(part.schema, dict)]
+    records = Records(schemas, schema)
+    if max_names is None or records.num_names <= max_names:
+        _check_names(records.least_bytes, at, limits)
+        records.write_out()
     for each in schemas:
-        follow_names(each, schema)
         leave_out(each, is_lenient=is_lenient)
     make_inclusive(schemas)
-    return _written(schema)
+    written = _written(schema)
+    _check_size(written, at, limits)
+    return written
 
 
 def _regex(value: object, at: str, limits: Limits) -> Structure:
@@ -198,6 +217,15 @@ def _check_size(source: str, at: str, limits: Limits) -> None:
     limit, size = limits.max_structure_bytes, len(source.encode("utf-8", "surrogatepass"))
     if size > limit:
         raise InvalidField(at, f"'{at}' must have at most {limit} bytes, this one has {size}.")
+
+
+def _check_names(size: int, at: str, limits: Limits) -> None:
+    if size > limits.max_structure_bytes:
+        raise InvalidField(
+            at,
+            f"'{at}' must have at most {limits.max_structure_bytes} bytes, also with the names that its "
+            f"'propertyNames' refer to written wherever they may come: these alone have {size}.",
+        )
 
 
 # -- parts of a schema --------------------------------------------------------------------------------

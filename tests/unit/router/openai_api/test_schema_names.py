@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from cache.structure import Structure
 from router.errors import InvalidField
 from router.limits import Limits
+from router.openai_api.schema_names import MAX_NAMES, Records
 from router.openai_api.structure_check import Refusal, judge
 from router.openai_api.structures import schema_structure
 
@@ -135,3 +136,83 @@ def test_a_choice_that_is_referred_to_often_counts_each_time() -> None:
     }
     with pytest.raises(InvalidField, match="'x' must have at most 65536 bytes"):
         _read(schema)
+
+
+@pytest.mark.parametrize("is_lenient", [True, False])
+def test_names_are_counted_before_any_is_written(is_lenient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """57 KB became 125 MB, and a Router stood still for seconds, before it was refused."""
+    written: list[None] = []
+    monkeypatch.setattr(Records, "write_out", lambda _: written.append(None))
+    names = {"enum": [f"{index:03}" for index in range(400)]}
+    record = {"propertyNames": {"$ref": "#/$defs/E"}}
+    schema = {"$defs": {"E": names}, "anyOf": [record] * 700}
+    if is_lenient:
+        assert json.loads(_read(schema, is_lenient=True).source) == schema
+    else:
+        with pytest.raises(InvalidField, match="'x' must have at most 65536 bytes, also with the names"):
+            _read(schema)
+    assert not written
+
+
+@pytest.mark.parametrize(
+    ("beside", "taken", "refused", "what"),
+    [
+        ({"minProperties": 2}, [{"a": 1, "b": 2}], [{"a": 1}], "'propertyNames' beside 'minProperties'"),
+        ({"maxProperties": 1}, [{"a": 1}], [{"a": 1, "b": 2}], "'propertyNames' beside 'maxProperties'"),
+        (
+            {"additionalProperties": {"type": "array", "items": {"$ref": "#/additional%50roperties"}}},
+            [{"a": [[]]}],
+            [{"a": 1}],
+            "'propertyNames'",
+        ),
+    ],
+)
+def test_what_stands_beside_names_is_followed_where_names_need_not_be(
+    beside: dict[str, Any], taken: list[Any], refused: list[Any], what: str
+) -> None:
+    schema = _record({"enum": ["a", "b"]}, **beside)
+    structure = _read(schema, is_lenient=True)
+    assert judge(structure) is None
+    assert all(_passes(structure, value) for value in taken)
+    assert not any(_passes(structure, value) for value in refused)
+    assert judge(_read(schema)) == Refusal(f"{what} cannot be enforced", "#")
+
+
+@pytest.mark.parametrize("is_lenient", [True, False])
+def test_one_name_at_least_is_followed(is_lenient: bool) -> None:
+    structure = _read(_record({"enum": ["a", "b"]}, minProperties=1), is_lenient=is_lenient)
+    assert judge(structure) is None
+    assert [_passes(structure, value) for value in ({"b": 1}, {"c": 1}, {})] == [True, False, False]
+
+
+@pytest.mark.parametrize("is_lenient", [True, False])
+def test_where_no_name_may_be_none_is_asked_for(is_lenient: bool) -> None:
+    schema = _record({"enum": ["a", "b"]}, additionalProperties=False)
+    structure = _read(schema, is_lenient=is_lenient)
+    assert judge(structure) is None
+    assert _passes(structure, {})
+    assert not _passes(structure, {"a": 1})
+
+
+def test_a_part_with_a_name_of_its_own_is_read_as_before() -> None:
+    schema = {"properties": {"m": {"$id": "https://x.y/z", **_record({"enum": ["a", "b"]})}}}
+    structure = _read(schema, is_lenient=True)
+    assert judge(structure) is None
+    assert _passes(structure, {"m": {"c": 1}})
+    assert judge(_read(schema)) == Refusal("'propertyNames' cannot be enforced", "#/properties/m")
+
+
+@pytest.mark.parametrize("num_names", [MAX_NAMES, MAX_NAMES + 1, 2500])
+def test_as_many_names_are_followed_as_there_may_be(num_names: int) -> None:
+    """Without `strict` others are any, as before; the rest of the schema is followed."""
+    structure = _read(_record({"enum": [f"n{index}" for index in range(num_names)]}), is_lenient=True)
+    assert judge(structure) is None
+    assert _passes(structure, {"n1": 1})
+    assert not _passes(structure, {"n1": "1"})
+    assert _passes(structure, {"other": 1}) is (num_names > MAX_NAMES)
+
+
+def test_a_place_is_one_that_the_client_wrote() -> None:
+    unique = {"type": "array", "uniqueItems": True}
+    schema = {"properties": {"m": _record({"enum": ["a"]}, additionalProperties=unique)}}
+    assert judge(_read(schema)) == Refusal("'uniqueItems' cannot be enforced", "#/properties/m")
