@@ -1,31 +1,36 @@
 """From GBNF, llama.cpp's notation of grammars, to Lark's, in time that grows with the text.
 
-llguidance's converter finds out which rules are terminals by going through all of them until nothing changes:
-of a few thousand, each naming the next, that takes minutes. Here they are marked before, each once. It
-refuses rules whose names are one in Lark, `start` beside `root` among them: here each gets a name of its own.
+llguidance's converter makes lexemes of rules wherever it can; `gbnf_lexemes.py` says which may be. It refuses
+rules whose names are one in Lark, `start` beside `root` among them: here each gets a name of its own.
 And it hands characters on as they are written, which Lark and its expressions read otherwise: here they are
 read as llama.cpp reads them (its `src/llama-grammar.cpp`). Knows notations; knows no limits.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import string
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 
 from llguidance.gbnf_to_lark import (
     ASTNode,
     GrammarParser,
-    LiteralNode,
     Position,
     RegexNode,
+    RepetitionNode,
     RuleNode,
     RuleRefNode,
 )
 
+from router.openai_api.gbnf_lexemes import mark_lexemes
+from router.openai_api.gbnf_nodes import ANY, OTHER, CharClass, Literal, Repetition, char_set, nodes_in
+
+FROM_GBNF = "// from GBNF"
+"""The first line of what is written here: places in it are none of the client's."""
+
 _FIRST_RULE = re.compile(r"(?:[ \t\r\n]++|#[^\r\n]*+)*+[\w-]++[ \t]*+::=")  # possessive: each character once
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 _HUMP = re.compile(r"([a-z])([A-Z])")
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_]")
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}  # behind the letter of an escape: the number of a character
@@ -42,24 +47,41 @@ def is_gbnf(text: str) -> bool:
     return _FIRST_RULE.match(text) is not None
 
 
+class UndefinedRule(Exception):
+    """A rule that is named, as `root` always is, and not there. Its message quotes a plain name only."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"has no rule '{name}'" if _PLAIN_NAME.fullmatch(name) else "lacks a rule that it names"
+        )
+
+
 def lark_of(text: str) -> str:
-    """The same grammar. Raises whatever the converter trips over; its messages quote the text."""
+    """The same grammar.
+
+    Raises UndefinedRule, and whatever the converter trips over; its messages quote the text.
+    """
     rules = _Parser().parse(text)
+    if "root" not in rules:
+        raise UndefinedRule("root")
     for rule in rules.values():
         rule.alternatives = rule.alternatives.simplify()
-    _mark_terminals(rules)
-    for node in _nodes_in(rules.values()):
+    for node in nodes_in(rules.values()):
+        if isinstance(node, RuleRefNode) and node.name not in rules:
+            raise UndefinedRule(node.name)
+    mark_lexemes(rules)
+    for node in nodes_in(rules.values()):
         if isinstance(node, RuleRefNode):
             node.target = rules[node.name]
         elif isinstance(node, RegexNode) and node.rx == ".":
             node.rx = _ANY_CHAR
     _rename(rules)
-    return "\n".join(["%llguidance {}", "", *map(str, rules.values()), ""])
+    return "\n".join([FROM_GBNF, "%llguidance {}", "", *map(str, rules.values()), ""])
 
 
 class _Parser(GrammarParser):
     """llguidance's (as of 1.9.1), but for what stands between quotes and brackets: characters, each read by
-    llama.cpp's rules and written by Lark's."""
+    llama.cpp's rules and written by Lark's. And it hands on what there are nodes of ours for."""
 
     def _parse_char(self, pos: Position) -> tuple[str, Position]:
         """One, and where the next begins. Raises ValueError where there is none."""
@@ -84,52 +106,38 @@ class _Parser(GrammarParser):
         while pos.current() != '"':
             char, pos = self._parse_char(pos)
             chars.append(char)
-        return LiteralNode(quoted("".join(chars))[1:-1]), pos.advance()
+        return Literal("".join(chars)), pos.advance()
 
     def _parse_char_class(self, pos: Position) -> tuple[ASTNode, Position]:
         pos = pos.advance()
         is_other = pos.current() == "^"
-        pos, parts = pos.advance(is_other), list[str]()
+        pos, parts, chars = pos.advance(is_other), list[str](), 0
         while pos.current() != "]":
-            char, pos = self._parse_char(pos)
-            written = _in_class(char)
+            first, pos = self._parse_char(pos)
+            last, written = first, _in_class(first)
             if pos.current() == "-" and pos.peek(2) != "-]":
                 last, pos = self._parse_char(pos.advance())
-                if last < char:
+                if last < first:
                     raise ValueError("a range of characters ends before it begins")
                 written += f"-{_in_class(last)}"
             parts.append(written)
+            chars |= char_set(first, last)
         if not parts:
-            return LiteralNode(""), pos.advance()
-        return RegexNode(f"[{'^' * is_other}{''.join(parts)}]"), pos.advance()
+            return Literal(""), pos.advance()
+        if is_other:
+            chars = ANY & ~chars | OTHER
+        return CharClass(f"[{'^' * is_other}{''.join(parts)}]", chars), pos.advance()
 
-
-def quoted(text: str) -> str:
-    """A string in Lark's notation: JSON's, but for U+007F, which llguidance 1.9 reads only when escaped."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
+    def _parse_repetition(self, pos: Position, nodes: list[ASTNode]) -> Position:
+        pos = super()._parse_repetition(pos, nodes)
+        if nodes and type(node := nodes[-1]) is RepetitionNode:
+            nodes[-1] = Repetition(node.node, node.min_times, node.max_times)
+        return pos
 
 
 def _in_class(char: str) -> str:
     """Nothing but the character, whatever it means in an expression: `&&` is one's intersection of sets."""
     return char if char.isalnum() and char.isascii() else f"\\x{{{ord(char):X}}}"
-
-
-def _mark_terminals(rules: Mapping[str, RuleNode]) -> None:
-    """Those of texts and expressions alone, and of such rules; never `root`, where the text begins."""
-    users: dict[str, list[RuleNode]] = defaultdict(list)
-    missing: dict[str, int] = {}  # names in it that are not known to be terminals yet
-    for rule in rules.values():
-        names = {node.name for node in _nodes_in([rule]) if isinstance(node, RuleRefNode)}
-        missing[rule.name] = len(names)
-        for name in names:
-            users[name].append(rule)
-    terminals = [rule for rule in rules.values() if not missing[rule.name] and rule.name != "root"]
-    for terminal in terminals:
-        terminal.rule_is_terminal = True
-        for user in users[terminal.name]:
-            missing[user.name] -= 1
-            if not missing[user.name] and user.name != "root":
-                terminals.append(user)
 
 
 def _rename(rules: Mapping[str, RuleNode]) -> None:
@@ -148,10 +156,3 @@ def _rename(rules: Mapping[str, RuleNode]) -> None:
             free = f"{base}_{num_alike[base]}"
         taken.add(free)
         rule.name = free
-
-
-def _nodes_in(rules: Iterable[RuleNode]) -> Iterator[ASTNode]:
-    waiting: list[ASTNode] = list(rules)
-    for node in waiting:
-        yield node
-        waiting += node.children()

@@ -28,6 +28,7 @@ from cache.errors import QueueFull
 from cache.fair_threads import FairThreads
 from cache.structure import GrammarLimits, Structure, StructureKind
 from router.errors import InvalidField, StructuresBusy
+from router.openai_api.gbnf import FROM_GBNF
 from router.openai_api.schema_names import is_written_here
 from router.openai_api.structures import Part, inner_parts
 
@@ -265,6 +266,8 @@ def judge(structure: Structure) -> Refusal | None:
     if structure.kind is StructureKind.JSON_SCHEMA:
         place = _place(structure, said)
         return Refusal(_beside(_reason(said), place.schema), place.shown())
+    if structure.source.startswith(FROM_GBNF) and _IN_GRAMMAR.match(said):  # a place in what was made of it
+        return Refusal(_UNKNOWN_REASON)
     return Refusal(_reason(said))
 
 

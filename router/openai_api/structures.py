@@ -17,7 +17,8 @@ from router.errors import InvalidField, UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.body import strictly_parsed
 from router.openai_api.checked import limits_of
-from router.openai_api.gbnf import is_gbnf, lark_of, quoted
+from router.openai_api.gbnf import UndefinedRule, is_gbnf, lark_of
+from router.openai_api.gbnf_nodes import quoted
 from router.openai_api.schema_bounds import make_inclusive
 from router.openai_api.schema_keywords import leave_out
 from router.openai_api.schema_names import MAX_NAMES, Records
@@ -198,6 +199,8 @@ def _grammar(value: object, at: str, limits: Limits) -> Structure:
         return Structure(StructureKind.GRAMMAR, value)
     try:
         return Structure(StructureKind.GRAMMAR, lark_of(value))
+    except UndefinedRule as error:
+        raise InvalidField(at, f"'{at}' begins with a rule of GBNF (name ::= ...), and {error}.") from None
     except Exception:  # whatever a converter of text trips over; its messages quote the text
         raise InvalidField(
             at, f"'{at}' begins with a rule of GBNF (name ::= ...), and cannot be read as GBNF."

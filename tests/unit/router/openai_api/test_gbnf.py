@@ -45,6 +45,9 @@ def _taken(grammar: str, texts: list[str]) -> list[str]:
         (r'"\[\]\-\\\"\t\r\n"', ['[]-\\"\t\r\n'], []),
         ('"a\nb\t\x7f/"', ["a\nb\t\x7f/"], []),
         ('"a" [] "b" [^]', ["ab"], ["a", "axb"]),
+        ('("a"*)? "b"', ["b", "aab"], ["a"]),
+        ('("a"{2}){3}', ["aaaaaa"], ["", "aaa"]),
+        ('"a"{0} "b" "c"{0,0}', ["b"], ["ab", "bc"]),
     ],
 )
 def test_a_character_is_what_llama_cpp_reads(body: str, texts: list[str], others: list[str]) -> None:
@@ -62,3 +65,48 @@ def test_a_character_is_what_llama_cpp_reads(body: str, texts: list[str], others
 def test_what_is_no_character_is_refused(body: str) -> None:
     with pytest.raises((ValueError, KeyError)):
         lark_of(f"root ::= {body}")
+
+
+ARITHMETIC = """
+root  ::= (expr "=" ws term "\\n")+
+expr  ::= term ([-+*/] term)*
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \\t\\n]*
+"""  # llama.cpp's grammars/arithmetic.gbnf
+
+
+@pytest.mark.parametrize(
+    ("grammar", "texts"),
+    [
+        (ARITHMETIC, ["x=1\n", "x = (1 +2 )\n\n", "a+b=c\nx=1\n"]),
+        ('root ::= w "a"\nw ::= [a-z]*', ["a", "ba", "baa"]),
+        ('root ::= "ab" | "a" "bc"', ["ab", "abc"]),
+        ('root ::= "<think>" any "</think>" "ok"\nany ::= .*', ["<think>a</th</think>ok"]),
+        ('root ::= x ["é-ê"]\nx ::= "a" ("ë" "b")?', ["aé", "aëbê"]),  # bytes that begin alike
+    ],
+)
+def test_what_a_rule_took_is_given_back_to_what_follows(grammar: str, texts: list[str]) -> None:
+    assert _taken(grammar, texts) == texts
+
+
+def test_what_nothing_that_follows_can_go_on_is_one_lexeme() -> None:
+    """A mask over a model's vocabulary takes a hundredth of the time."""
+    lark = lark_of(
+        'root ::= text (":" text)*\ntext ::= "<" ("!" . | [^!>])* ">" space\nspace ::= [ \\n]{0,9}'
+    )
+    assert "\nTEXT: " in lark
+    assert "\ntext: " in lark_of('root ::= text "."\ntext ::= .*')
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= r0 "a"\n' + "".join(f"r{n} ::= r{n + 1}\n" for n in range(2000)) + "r2000 ::= [a-z]*",
+        'root ::= r0 "a"\n' + "".join(f"r{n} ::= r{n + 1} r{n + 1}\n" for n in range(40)) + "r40 ::= [a-z]?",
+    ],
+    ids=["deep", "doubled"],
+)
+def test_where_it_takes_too_long_to_know_nothing_is_a_lexeme(grammar: str) -> None:
+    assert "\nr0: " in lark_of(grammar)

@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import pytest
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from cache.structure import Structure, StructureKind
 from router.errors import InvalidField, UnsupportedParameter
@@ -128,19 +127,6 @@ def test_grammars_are_read_in_time_that_grows_with_their_length() -> None:
 @pytest.mark.parametrize(
     "grammar",
     [
-        'root ::= "a" rest | [b-d]\nrest ::= root? end\nend ::= ("x" | other){2,3} # why\nother ::= "y"+',
-        'root ::= one\none ::= two\ntwo ::= "a" one | "b"\nUp-Down ::= "c" root*',
-    ],
-)
-def test_gbnf_becomes_what_its_converter_makes_of_it(grammar: str) -> None:
-    structure = _structure(guided_grammar=grammar)
-    assert structure is not None
-    assert structure.source.split() == gbnf_to_lark(grammar).split()
-
-
-@pytest.mark.parametrize(
-    "grammar",
-    [
         '?start: "a" | "b"\n',
         '!start: "a"\n',
         "%import common.INT\n?start: INT",
@@ -171,6 +157,26 @@ def test_gbnf_is_known_by_how_it_writes_rules_whatever_they_are_called(
     structure = _structure(guided_grammar=grammar)
     assert structure is not None
     assert [text for text in [*texts, *others] if follows(structure, text)] == texts
+
+
+@pytest.mark.parametrize(
+    ("grammar", "what"),
+    [
+        ('rot ::= "a"', "has no rule 'root'"),
+        ("root ::= a-b", "has no rule 'a-b'"),
+        ('root ::= "a" étage', "lacks a rule that it names"),
+    ],
+)
+def test_a_rule_of_gbnf_that_is_not_there_is_named(grammar: str, what: str) -> None:
+    assert _refused(guided_grammar=grammar).message == (
+        f"'guided_grammar' begins with a rule of GBNF (name ::= ...), and {what}."
+    )
+
+
+def test_no_place_is_told_that_the_client_did_not_write() -> None:
+    structure = _structure(guided_grammar='root ::= "a"{3,2}')
+    assert structure is not None
+    assert judge(structure) == Refusal("it cannot be compiled")
 
 
 def test_what_is_said_of_a_grammar_is_of_its_notation() -> None:
