@@ -103,6 +103,15 @@ async def test_routers_hear_what_was_computed_whoever_has_read_it() -> None:
     }
 
 
+async def test_a_prompt_computed_for_the_cache_alone_is_told_as_ended_with_no_token() -> None:
+    """The one that its step drew is nobody's, and charged to nobody."""
+    batches: list[EventBatch] = []
+    async with engine(batches=batches) as running:
+        await collect(running, replace(make_request("copy", range(9), max_tokens=1), for_cache=True))
+        await eventually(lambda: bool(ended_in(batches)))
+    assert ended_in(batches) == [RequestEnded(RequestId("copy"), 0, 0)]
+
+
 async def test_routers_hear_what_was_computed_for_a_client_that_has_left() -> None:
     batches: list[EventBatch] = []
     async with engine(sim=SLOW, batches=batches, stream_interval_s=0.0) as running:
@@ -286,7 +295,10 @@ async def test_a_draining_engine_says_so_at_once_and_serves_on() -> None:
 async def test_what_is_handed_over_keeps_every_token_it_got() -> None:
     """Another replica goes on from them: what is lost here would be computed again."""
     reports: list[EngineReport] = []
-    async with engine(sim=SimConfig(base_s=0.005), stream_interval_s=10.0, report=reports.append) as running:
+    batches: list[EventBatch] = []
+    async with engine(
+        sim=SimConfig(base_s=0.005), stream_interval_s=10.0, report=reports.append, batches=batches
+    ) as running:
         got: list[int] = []
 
         async def read(name: str) -> None:
@@ -305,3 +317,5 @@ async def test_what_is_handed_over_keeps_every_token_it_got() -> None:
         assert running.load().num_running == 0
         await eventually(lambda: reports[-1].handed_over == 1)
         assert reports[-1].aborted == 0
+        await eventually(lambda: bool(ended_in(batches)))
+    assert ended_in(batches) == [RequestEnded(RequestId("r"), 0, len(got))]
