@@ -58,6 +58,17 @@ def test_who_leaves_does_not_stand_behind_those_that_come() -> None:
     assert list(inbox.take(0.0)) == [gone.cancel, Drain(), *[each.submit for each in others], question]
 
 
+def test_nothing_is_waited_for_while_something_is_left() -> None:
+    """An engine that has work asks whether there is anything; one that has none would wait."""
+    inbox = opened()
+    for left in (HandOver(), Client().submit):
+        inbox.post(Drain())
+        inbox.post(left)
+        assert next(inbox.take(0.0)) == Drain()
+        assert not inbox.is_empty
+        assert list(inbox.take(600.0)) == [left]
+
+
 def test_who_leaves_before_it_was_taken_is_not_taken() -> None:
     inbox, first, gone, last = opened(), Client(), Client(), Client()
     for each in (first, gone, last):

@@ -85,3 +85,14 @@ def test_a_start_that_ends_before_ranks_meet_leaves_no_thread() -> None:
     guarded.guard.end()
     guarded.join()
     assert not guarded.is_over.is_set()
+
+
+def test_a_rank_that_is_lost_after_a_start_has_ended_aborts_nothing() -> None:
+    """The group is being left then."""
+    guarded = Guarded(0.0)
+    guarded.guard.meets(guarded.is_aborted.set)
+    guarded.guard.end()
+    guarded.guard.lost(LOST)
+    guarded.join()
+    assert not guarded.is_aborted.is_set()
+    assert not guarded.is_over.is_set()
