@@ -13,6 +13,7 @@ from deploy.render import serve_config
 from k8s.check import check_all
 from k8s.manifests import RAY_SERVICE, Manifests
 from k8s.places import PLACES, ROOT, Place, build, can_build, digest_line, kept_text
+from tests.unit.k8s.breaks import findings, shipped
 
 PLACES_WITH_CONFIG = [place for place in PLACES.values() if place.settings]
 
@@ -23,6 +24,12 @@ def kept(place: Place) -> Manifests:
 
 def test_nothing_is_wrong_with_what_is_shipped() -> None:
     assert [str(each) for each in check_all()] == []
+
+
+@pytest.mark.parametrize("name", [name for name, place in PLACES.items() if place.beside is None])
+def test_what_is_shipped_has_none(name: str) -> None:
+    """So that a test of a mistake fails for that mistake alone."""
+    assert findings(shipped(name), lambda things: None) == []
 
 
 def test_every_overlay_is_known() -> None:
