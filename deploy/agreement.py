@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cache.errors import ConfigError
-from deploy.scaling_options import POLICY, targets_of, whole
+from deploy.scaling_options import POLICY, targets_of
 from replica.config import ReplicaConfig
 from router.config import RouterConfig
 from router.sampling import OF_PROBABILITIES
@@ -83,13 +83,13 @@ def _check_sampling(router: RouterConfig, replica: ReplicaConfig) -> None:
 
 def _check_places(replica: ReplicaConfig, options: Mapping[str, Any], where: str) -> None:
     """Routers send a replica as many as its engine takes."""
-    ongoing = whole(options.get("max_ongoing_requests", REPLICA_MAX_ONGOING))
+    ongoing = options.get("max_ongoing_requests", REPLICA_MAX_ONGOING)
     _check_ongoing(where, ongoing, replica, "Serve turns away what Routers send")
 
 
 def _check_entrance(replica: ReplicaConfig, router_options: Mapping[str, Any], where: str) -> None:
     """A Router is one call for each client, from the first byte to the last, and it is it that refuses."""
-    ongoing = whole(router_options.get("max_ongoing_requests", ROUTER_MAX_ONGOING))
+    ongoing = router_options.get("max_ongoing_requests", ROUTER_MAX_ONGOING)
     _check_ongoing(where, ongoing, replica, "Serve holds clients back before a Router hears of them")
 
 

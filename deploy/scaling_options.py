@@ -67,15 +67,15 @@ def replica_bounds(options: Mapping[str, Any]) -> tuple[int, int]:
     """Fewest and most replicas of a deployment whose options were checked."""
     scaling, number = options.get("autoscaling_config"), options.get("num_replicas")
     if scaling is None and number != "auto":
-        number = 1 if number is None else whole(number)
+        number = 1 if number is None else _whole(number)
         return number, number
     scaling = scaling or {}
     most = AUTO_MAX_REPLICAS if number == "auto" else _DEFAULTS.max_replicas
     fewest = scaling.get("min_replicas", _DEFAULTS.min_replicas)
-    return whole(fewest), whole(scaling.get("max_replicas", most))
+    return _whole(fewest), _whole(scaling.get("max_replicas", most))
 
 
-def whole(value: Any) -> int:
+def _whole(value: Any) -> int:
     """A whole number of options that were checked, as Serve reads it: it takes text for numbers, too."""
     return _WHOLE.validate_python(value)
 

@@ -31,7 +31,7 @@ from deploy.config import AppConfig
 from deploy.errors import DeployFileError, UnknownKey
 from deploy.router_settings import over_app
 from deploy.router_variable import ROUTER_VARIABLE
-from deploy.scaling_options import check_scaling, replica_bounds, whole
+from deploy.scaling_options import check_scaling, replica_bounds
 from router.ingress import ONE_LOOP_VARIABLE
 
 IMPORT_PATH = "deploy.app:build"
@@ -56,6 +56,7 @@ class ServeFile:
     host: str
     port: int
     num_replicas: int  # lower bound when autoscaling
+    application: Mapping[str, Any]  # ours in `content`, with numbers where Serve takes text for them
 
     @classmethod
     def read(cls, path: Path) -> ServeFile:
@@ -75,7 +76,7 @@ class ServeFile:
         except (AttributeError, TypeError, ImportError) as error:
             raise DeployFileError(path, f"is not what Serve reads: {error}") from None
         _check_port(schema.http_options.port)
-        application = _our_application(path, content)
+        application = _our_application(path, _with_numbers(content, schema))
         _check_way_in(content, application)
         _check_listener(content.get("http_options") or {})
         _check_times(schema.http_options)
@@ -102,12 +103,13 @@ class ServeFile:
             host=schema.http_options.host,
             port=schema.http_options.port,
             num_replicas=replica_bounds(replicas)[0],
+            application=application,
         )
 
     def options(self, deployment: str) -> Mapping[str, Any]:
         """Serve's options of one deployment as the file gives them, numbers as Serve reads them; empty if it
         is not mentioned."""
-        return options_of(_our_application(self.path, self.content), deployment)
+        return options_of(self.application, deployment)
 
     def with_port(self, port: int) -> dict[str, Any]:
         """The file's content, listening on another port."""
@@ -259,7 +261,7 @@ def _check_numbers(application: Mapping[str, Any]) -> None:
         options = options_of(application, name)
         replicas = "autoscaling_config.max_replicas" if options.get("autoscaling_config") else "num_replicas"
         numbers = {replicas: max(replica_bounds(options))}
-        numbers |= {key: whole(options[key]) for key in COUNTS if options.get(key) is not None}
+        numbers |= {key: options[key] for key in COUNTS if options.get(key) is not None}
         for key, number in numbers.items():
             if number > MOST:
                 where = f"{_place_of(application)}.deployments.{name}.{key}"
@@ -348,24 +350,21 @@ def _require_gpus(application: Mapping[str, Any], device: str, num_ranks: int) -
 
 
 def options_of(application: Mapping[str, Any], deployment: str) -> Mapping[str, Any]:
-    """One deployment's options as the file gives them, numbers as Serve reads them; empty if it is not
-    mentioned."""
+    """One deployment's options; empty if it is not mentioned."""
     for options in application.get("deployments", []):
         if options.get("name") == deployment:
-            return _with_numbers(options, DeploymentSchema.model_validate(options))
+            found: Mapping[str, Any] = options
+            return found
     return {}
 
 
-def _with_numbers(given: Mapping[str, Any], read: BaseModel) -> dict[str, Any]:
-    """`given` with numbers where Serve's schema has taken text for them."""
-    result = dict(given)
-    for key, value in given.items():
-        as_read = getattr(read, key, None)
-        if isinstance(value, Mapping) and isinstance(as_read, BaseModel):
-            result[key] = _with_numbers(value, as_read)
-        elif isinstance(value, str) and isinstance(as_read, int | float):
-            result[key] = as_read
-    return result
+def _with_numbers(given: Any, read: Any) -> Any:
+    """`given` with numbers where Serve's schema, whose reading of it is `read`, has taken text for them."""
+    if isinstance(given, Mapping) and isinstance(read, BaseModel):
+        return {key: _with_numbers(value, getattr(read, key, None)) for key, value in given.items()}
+    if isinstance(given, list) and isinstance(read, list):
+        return [_with_numbers(*each) for each in zip(given, read, strict=True)]
+    return read if isinstance(given, str) and isinstance(read, int | float) else given
 
 
 def _refuse_typos(content: Mapping[str, Any]) -> None:
