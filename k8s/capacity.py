@@ -133,8 +133,7 @@ def _number(pod: Pod) -> str:
 
 
 def _pod(pod: Pod, config: ServeFile) -> Iterator[str]:
-    limits = pod.main.get("resources", {}).get("limits", {})
-    cpus, gpus = float(quantity(limits.get("cpu", 0))), pod.num_gpus
+    cpus, gpus = float(quantity(pod.limits.get("cpu", 0))), pod.num_gpus
     if pod.named_slots is None:
         told = pod.ray_params["resources"]
         yield f"""rayStartParams.resources is {told}; must be JSON in quotes: '"{{\\"engine\\": 1}}"'"""

@@ -126,7 +126,7 @@ def container_messages(container: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ray_pod(pod: Pod) -> Iterator[str]:
-    environment = {each["name"]: each.get("value") for each in pod.main.get("env", ())}
+    environment = pod.environment
     for name, value in REQUIRED_ENVIRONMENT.items():
         if environment.get(name) != value:
             yield f"env {name} is {environment.get(name)!r}; should be {value!r}"
@@ -138,19 +138,17 @@ def _ray_pod(pod: Pod) -> Iterator[str]:
     for probe in ("livenessProbe", "readinessProbe"):
         if probe not in pod.main:
             yield f"{probe} is missing: KubeRay's own needs wget, which the image has not"
-    volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", ())}
     shared = [mount for mount in pod.main.get("volumeMounts", ()) if mount["mountPath"] == "/dev/shm"]
-    memory = volumes.get(shared[0]["name"], {}).get("emptyDir", {}) if shared else {}
+    memory = pod.volumes.get(shared[0]["name"], {}).get("emptyDir", {}) if shared else {}
     if memory.get("medium") != "Memory" or "sizeLimit" not in memory:
         yield "/dev/shm must be an emptyDir of medium Memory with a sizeLimit"
         return
     store = int(pod.number_given("object-store-memory"))
     size = quantity(memory["sizeLimit"])
-    limit = quantity(pod.main.get("resources", {}).get("limits", {}).get("memory", 0))
     if not 0 < store < size:
         yield f"object-store-memory is {store}; should be above 0 and below /dev/shm's {size} bytes"
-    if 2 * size > limit:
-        yield f"/dev/shm may take {size} of the container's {limit} bytes; half at most"
+    if 2 * size > pod.memory_bytes:
+        yield f"/dev/shm may take {size} of the container's {pod.memory_bytes} bytes; half at most"
 
 
 def _cluster(manifests: Manifests, service: Mapping[str, Any]) -> Iterator[str]:
@@ -188,7 +186,7 @@ def _patience(manifests: Manifests, service: Mapping[str, Any], config: ServeFil
         waits_s = _slept_s(pod.main.get("lifecycle", {}).get("preStop", {}))
         if not waits_s:
             yield f"{pod.group}: preStop must sleep until the Service has forgotten the pod"
-        environment = {each["name"]: each.get("value") for each in pod.main.get("env", ())}
+        environment = pod.environment
         drain_s = float(environment.get(DRAIN_VARIABLE) or RAY_DRAIN_S)
         grace_s = pod.spec.get("terminationGracePeriodSeconds", 30)
         if not answer_s < drain_s < grace_s - waits_s:

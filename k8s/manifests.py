@@ -65,27 +65,45 @@ class Pod:
                 found[port.get("name", str(port["containerPort"]))] = port["containerPort"]
         return found
 
+    def has_port(self, port: str | int | None) -> bool:
+        """Whether a container's port is called so, or has this number."""
+        return port in {*self.ports, *self.ports.values()}
+
+    @property
+    def volumes(self) -> dict[str, Mapping[str, Any]]:
+        """Each by its name."""
+        return {volume["name"]: volume for volume in self.spec.get("volumes", ())}
+
+    @property
+    def environment(self) -> dict[str, str | None]:
+        """The first container's, None for what comes from elsewhere."""
+        return {each["name"]: each.get("value") for each in self.main.get("env", ())}
+
+    @property
+    def limits(self) -> Mapping[str, str | int]:
+        """Of the first container, as they are written."""
+        limits: Mapping[str, str | int] = self.main.get("resources", {}).get("limits", {})
+        return limits
+
     @property
     def num_gpus(self) -> int:
         """NVIDIA cards that the first container gets; a part of one (MIG) is a card to it."""
-        limits = self.main.get("resources", {}).get("limits", {})
         return sum(
             int(quantity(number))
-            for name, number in limits.items()
+            for name, number in self.limits.items()
             if name == "nvidia.com/gpu" or name.startswith("nvidia.com/mig-")
         )
 
     @property
     def memory_bytes(self) -> int:
         """The first container's limit, 0 without one; Ray offers all of it where its options do not say."""
-        return int(quantity(self.main.get("resources", {}).get("limits", {}).get("memory", 0)))
+        return int(quantity(self.limits.get("memory", 0)))
 
     @property
     def shared_bytes(self) -> int:
         """What the first container may put into memory that is mounted: it counts towards its limit."""
         mounted = {mount["name"] for mount in self.main.get("volumeMounts", ())}
-        volumes = [each for each in self.spec.get("volumes", ()) if each["name"] in mounted]
-        folders = [each.get("emptyDir", {}) for each in volumes]
+        folders = [each.get("emptyDir", {}) for name, each in self.volumes.items() if name in mounted]
         return sum(
             int(quantity(each.get("sizeLimit", 0))) for each in folders if each.get("medium") == "Memory"
         )

@@ -89,7 +89,7 @@ def _pod(where: str, manifests: Manifests, pod: Pod) -> Iterator[Finding]:
         for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
             action = container.get(probe, {})
             port = (action.get("httpGet") or action.get("tcpSocket") or {}).get("port")
-            if port is not None and port not in {*pod.ports, *pod.ports.values(), *FREE_PORTS}:
+            if port is not None and port not in FREE_PORTS and not pod.has_port(port):
                 yield finding(f"{probe}: no container port is {port!r}")
     if pod.is_ray:
         for label in sorted(KUBERAY_SELECTS_BY & _template_labels(manifests, pod).keys()):
@@ -100,7 +100,7 @@ def _pod(where: str, manifests: Manifests, pod: Pod) -> Iterator[Finding]:
 
 
 def _volumes(manifests: Manifests, pod: Pod) -> Iterator[str]:
-    volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", ())}
+    volumes = pod.volumes
     claims = {each["metadata"]["name"] for each in manifests.of_kind("PersistentVolumeClaim")}
     templates = {
         claim["metadata"]["name"]
@@ -166,20 +166,18 @@ def _selectors(where: str, manifests: Manifests) -> Iterator[Finding]:
         if not selected and not gateways:
             yield Finding(where, named(each), f"selects no pod: {dict(selector)}")
             continue
-        known: set[object] = {None}  # every port, which hardening judges
-        known |= {port for pod in selected for port in (*pod.ports, *pod.ports.values())}
-        known |= {GATEWAY_PORT} if gateways else set()
         for rule in spec.get("ingress", ()):
-            for port in rule.get("ports", ()):
-                if port.get("port") not in known:
-                    yield Finding(where, named(each), f"port {port['port']}: no selected pod has it")
+            for port in [entry["port"] for entry in rule.get("ports", ()) if "port" in entry]:
+                is_gateways = bool(gateways) and port == GATEWAY_PORT
+                if not is_gateways and not any(pod.has_port(port) for pod in selected):
+                    yield Finding(where, named(each), f"port {port}: no selected pod has it")
             for peer in rule.get("from", ()):
                 own = "namespaceSelector" not in peer
                 if own and not any(selects(peer.get("podSelector", {}), pod.labels) for pod in pods):
                     yield Finding(where, named(each), f"lets nobody in: {dict(peer['podSelector'])}")
         for endpoint in spec.get("podMetricsEndpoints", ()):
             port = endpoint.get("port", endpoint.get("portNumber", endpoint.get("targetPort")))
-            if not all(port in {*pod.ports, *pod.ports.values()} for pod in selected):
+            if not all(pod.has_port(port) for pod in selected):
                 yield Finding(where, named(each), f"port {port}: not every selected pod has it")
 
 
@@ -202,7 +200,7 @@ def _services(where: str, manifests: Manifests) -> Iterator[Finding]:
             yield Finding(where, named(each), f"selects no pod: {each['spec']['selector']}")
         for port in each["spec"].get("ports", ()):
             target = port.get("targetPort", port["port"])
-            if not all(target in {*pod.ports, *pod.ports.values()} for pod in selected):
+            if not all(pod.has_port(target) for pod in selected):
                 yield Finding(where, named(each), f"targetPort {target!r}: no container port is called so")
 
 
@@ -289,7 +287,7 @@ def _config(
                 # A build that fails is final: Serve tries none again, and KubeRay sends a config once.
                 message = f"no init container with MODEL={model} waits for args.replica.model"
                 yield Finding(where, pod.owner, message)
-        elif model != TINY and {"name": "HF_HUB_OFFLINE", "value": "1"} in pod.main.get("env", ()):
+        elif model != TINY and pod.environment.get("HF_HUB_OFFLINE") == "1":
             message = (
                 f"args.replica.model is {model}, which HF_HUB_OFFLINE forbids to fetch: name a mounted folder"
             )
@@ -315,7 +313,7 @@ def _config(
 
 def _has_variable(pod: Pod, name: str) -> bool:
     """What envFrom brings nobody here knows."""
-    return "envFrom" in pod.main or name in [each["name"] for each in pod.main.get("env", ())]
+    return "envFrom" in pod.main or name in pod.environment
 
 
 def _waits_for(pod: Pod) -> set[str]:
@@ -327,7 +325,6 @@ def _waits_for(pod: Pod) -> set[str]:
 def _recording(pod: Pod, record: RecordConfig) -> Iterator[str]:
     """A Router that cannot write its recording does not start, and a pod whose emptyDir grows too large is
     evicted."""
-    volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", ())}
     mounts = [
         mount
         for mount in pod.main.get("volumeMounts", ())
@@ -337,7 +334,7 @@ def _recording(pod: Pod, record: RecordConfig) -> Iterator[str]:
         yield f"folder is {record.folder}, which no volume holds: the root file system cannot be written to"
         return
     mount = max(mounts, key=lambda each: len(PurePosixPath(each["mountPath"]).parts))  # the innermost counts
-    volume = volumes.get(mount["name"], {})
+    volume = pod.volumes.get(mount["name"], {})
     claim = volume.get("persistentVolumeClaim", {})
     if mount.get("readOnly") or claim.get("readOnly") or not volume.keys() & WRITABLE_VOLUMES:
         yield f"folder is {record.folder}, and volume {mount['name']} there cannot be written to"
@@ -351,9 +348,8 @@ def _recording(pod: Pod, record: RecordConfig) -> Iterator[str]:
 
 def _mounted(pod: Pod, path: str) -> bool:
     """Whether a volume of this pod holds the path; a Secret's must list the file."""
-    volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", ())}
     for mount in pod.main.get("volumeMounts", ()):
-        volume = volumes.get(mount["name"], {})
+        volume = pod.volumes.get(mount["name"], {})
         if not PurePosixPath(path).is_relative_to(mount["mountPath"]) or "emptyDir" in volume:
             continue
         if "secret" not in volume:
