@@ -234,7 +234,7 @@ def _targets(thing: Mapping[str, Any]) -> Iterator[tuple[str, str | int]]:
     for static in spec.get("staticConfigs", ()):
         for target in static["targets"]:
             host, _, port = target.partition(":")
-            yield host.removesuffix(f".{NAMESPACE}.svc"), int(port)
+            yield _service_name(host), int(port)
     for rule in spec.get("rules", ()):
         for backend in rule.get("backendRefs", ()):
             yield backend["name"], backend["port"]
@@ -243,23 +243,22 @@ def _targets(thing: Mapping[str, Any]) -> Iterator[tuple[str, str | int]]:
             yield path["backend"]["service"]["name"], port.get("name", port.get("number"))
 
 
+def _service_name(host: str) -> str:
+    """Of a Service of this namespace, by whichever of its names; any other host keeps a dot in it."""
+    return host.removesuffix(".cluster.local").removesuffix(".svc").removesuffix(f".{NAMESPACE}")
+
+
 def _redis(where: str, manifests: Manifests, service: Mapping[str, Any]) -> Iterator[Finding]:
     options = service["spec"]["rayClusterConfig"].get("gcsFaultToleranceOptions", {})
     address = options.get("redisAddress")
     if address is None:
         return
     host, _, port = address.rpartition("://")[2].rpartition(":")
-    host = host.removesuffix(".cluster.local").removesuffix(f".{NAMESPACE}.svc")
-    known = {
-        (each["metadata"]["name"], str(entry["port"]))
-        for each in manifests.of_kind("Service")
-        for entry in each["spec"].get("ports", ())
-    }
-    services = manifests.of_kind("Service")
-    is_elsewhere = "." in host or any(  # a managed one, by its name or by one that is given to it here
-        each["metadata"]["name"] == host and "externalName" in each["spec"] for each in services
-    )
-    if not is_elsewhere and (host, port) not in known:
+    name = _service_name(host)
+    specs = [each["spec"] for each in manifests.of_kind("Service") if each["metadata"]["name"] == name]
+    ports = [str(entry["port"]) for spec in specs for entry in spec.get("ports", ())]
+    is_elsewhere = "." in name or any("externalName" in spec for spec in specs)  # a managed one
+    if not is_elsewhere and port not in ports:
         yield Finding(where, named(service), f"redisAddress: no Service and port are {address!r}")
     source = options.get("redisPassword", {}).get("valueFrom", {}).get("secretKeyRef")
     if source is None:

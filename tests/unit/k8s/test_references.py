@@ -229,6 +229,7 @@ def keys_from_the_environment(things: dict[str, dict[str, Any]]) -> None:
         lambda t: cluster(t)["gcsFaultToleranceOptions"].update(
             redisAddress="warmpath-redis.warmpath.svc:6379"
         ),
+        lambda t: cluster(t)["gcsFaultToleranceOptions"].update(redisAddress="redis.databases.svc:6379"),
         keys_from_the_environment,
         lambda t: policy(t, "operator-to-ray")["ports"][0].update(port="dashboard"),
         lambda t: worker(t, 0)["topologySpreadConstraints"][1].pop("labelSelector"),
@@ -247,12 +248,23 @@ def test_what_places_have_otherwise_is_fine(change: Break) -> None:
     assert findings(shipped("ha"), change) == []
 
 
-def test_a_managed_redis_that_is_a_service_here_is_still_looked_for() -> None:
+@pytest.mark.parametrize("host", ["redis.warmpath.svc.cluster.local", "redis.warmpath"])
+def test_a_managed_redis_that_is_a_service_here_is_still_looked_for(host: str) -> None:
     def elsewhere(things: dict[str, dict[str, Any]]) -> None:
-        cluster(things)["gcsFaultToleranceOptions"]["redisAddress"] = "redis.warmpath.svc.cluster.local:6379"
+        cluster(things)["gcsFaultToleranceOptions"]["redisAddress"] = f"{host}:6379"
 
     (told,) = findings(shipped("ha"), elsewhere)
     assert "redisAddress: no Service and port are 'redis" in told
+
+
+def test_a_service_may_be_scraped_by_any_of_its_names() -> None:
+    """The longest was named as another Service."""
+    metrics = "warmpath-metrics.warmpath.svc.cluster.local:8000"
+
+    def by_its_whole_name(things: dict[str, dict[str, Any]]) -> None:
+        things["ScrapeConfig/warmpath"]["spec"]["staticConfigs"][0].update(targets=[metrics])
+
+    assert findings(beside("gpu", PLACES["monitoring"].kept.read_text()), by_its_whole_name) == []
 
 
 def headless(things: dict[str, dict[str, Any]]) -> None:
