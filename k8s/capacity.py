@@ -16,7 +16,8 @@ from deploy.cpus import cpus_each
 from deploy.scaling_options import replica_bounds
 from deploy.serve_file import ServeFile
 from k8s.findings import Finding
-from k8s.manifests import RAY_SERVICE, Manifests, Pod, named, quantity, selects
+from k8s.manifests import RAY_SERVICE, Manifests, Pod, named, selects
+from replica.config import ReplicaConfig
 from replica.memory import human_bytes
 
 SLOT_BY_DEPLOYMENT = {"Router": "router", "Replica": "engine"}
@@ -57,7 +58,9 @@ def capacity_findings(where: str, manifests: Manifests, config: ServeFile) -> It
             for message in _idle(demand, pod, fitting):
                 yield Finding(where, pod.owner, message)
     for pod in pods:
-        for message in _pod(pod, config):
+        engines = pod.slots.get("engine", 0)
+        of_engines = _engines(pod, engines, config.app.replica) if engines else ()
+        for message in (*_offered(pod), *of_engines):
             yield Finding(where, pod.owner, message)
     yield from _budgets(where, manifests, config)
 
@@ -132,21 +135,22 @@ def _number(pod: Pod) -> str:
     return f"{pod.min_pods}-{pod.max_pods} pods"
 
 
-def _pod(pod: Pod, config: ServeFile) -> Iterator[str]:
-    cpus, gpus = float(quantity(pod.limits.get("cpu", 0))), pod.num_gpus
+def _offered(pod: Pod) -> Iterator[str]:
+    """What the pod tells Ray of itself, as Ray reads it and as the container has it."""
     if pod.named_slots is None:
         told = pod.ray_params["resources"]
         yield f"""rayStartParams.resources is {told}; must be JSON in quotes: '"{{\\"engine\\": 1}}"'"""
     for name in pod.no_numbers:
         yield f"rayStartParams.{name} is {pod.ray_params[name]}; must be a number in quotes, without a unit"
-    if pod.slots["CPU"] > cpus:
-        yield f"num-cpus is {pod.slots['CPU']:g}; the container may use {cpus:g}"
-    if pod.slots["GPU"] != gpus:
-        yield f"num-gpus is {pod.slots['GPU']:g}; the container gets {gpus}"
-    engines = pod.slots.get("engine", 0)
-    if not engines:
-        return
-    replica = config.app.replica
+    if pod.slots["CPU"] > pod.num_cpus:
+        yield f"num-cpus is {pod.slots['CPU']:g}; the container may use {pod.num_cpus:g}"
+    if pod.slots["GPU"] != pod.num_gpus:
+        yield f"num-gpus is {pod.slots['GPU']:g}; the container gets {pod.num_gpus}"
+
+
+def _engines(pod: Pod, engines: float, replica: ReplicaConfig) -> Iterator[str]:
+    """Whether as many engines as the pod is for have what they take of it. engines: one or more."""
+    cpus, gpus = pod.num_cpus, pod.num_gpus
     # A simulated engine keeps nothing of blocks but their names.
     host_bytes = int(engines * replica.host_cache_gib * (1 << 30)) if replica.runner != "simulated" else 0
     if host_bytes and host_bytes + pod.shared_bytes >= pod.memory_bytes:

@@ -86,6 +86,11 @@ class Pod:
         return limits
 
     @property
+    def num_cpus(self) -> float:
+        """Cores that the first container may use, 0 without a limit."""
+        return float(quantity(self.limits.get("cpu", 0)))
+
+    @property
     def num_gpus(self) -> int:
         """NVIDIA cards that the first container gets; a part of one (MIG) is a card to it."""
         return sum(

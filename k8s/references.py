@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from deploy.config import AppConfig
 from deploy.serve_file import ServeFile
 from k8s.findings import Finding
 from k8s.manifests import (
@@ -53,7 +54,7 @@ def reference_findings(where: str, manifests: Manifests, config: ServeFile | Non
         yield from _redis(where, manifests, service)
         yield from _backends(where, manifests, service)
         if config is not None:
-            yield from _config(where, manifests, service, config)
+            yield from _config(where, manifests, config)
 
 
 def _names(where: str, manifests: Manifests) -> Iterator[Finding]:
@@ -268,51 +269,48 @@ def _redis(where: str, manifests: Manifests, service: Mapping[str, Any]) -> Iter
             yield Finding(where, named(service), message)
 
 
-def _config(
-    where: str, manifests: Manifests, service: Mapping[str, Any], config: ServeFile
-) -> Iterator[Finding]:
-    """The Serve config's port, model and key files, as its pods would find them."""
-    pods = [pod for pod in manifests.pods() if pod.is_ray]
-    for pod in pods:
-        if pod.ports.get("serve") != config.port:
-            message = f"container port serve is {pod.ports.get('serve')}; http_options.port is {config.port}"
-            yield Finding(where, pod.owner, message)
-    model = config.app.replica.model
-    for pod in pods:  # the head builds the application from its config
-        if model.startswith("/"):
-            if not _mounted(pod, model):
-                yield Finding(where, pod.owner, f"args.replica.model is {model}, which no volume holds")
-            elif pod.is_head and model not in _waits_for(pod):
-                # A build that fails is final: Serve tries none again, and KubeRay sends a config once.
-                message = f"no init container with MODEL={model} waits for args.replica.model"
+def _config(where: str, manifests: Manifests, config: ServeFile) -> Iterator[Finding]:
+    """The Serve config's port, model and files, as its pods would find them."""
+    for pod in manifests.pods():
+        if pod.is_ray:
+            of_routers = _router_settings(pod, config.app) if pod.slots.get("router") else ()
+            for message in (*_port(pod, config.port), *_model(pod, config.app.replica.model), *of_routers):
                 yield Finding(where, pod.owner, message)
-        elif model != TINY and pod.environment.get("HF_HUB_OFFLINE") == "1":
-            message = (
-                f"args.replica.model is {model}, which HF_HUB_OFFLINE forbids to fetch: name a mounted folder"
-            )
-            yield Finding(where, pod.owner, message)
-    tenants, record = config.app.tenants, config.app.router_sketch().record
+
+
+def _port(pod: Pod, port: int) -> Iterator[str]:
+    if pod.ports.get("serve") != port:
+        yield f"container port serve is {pod.ports.get('serve')}; http_options.port is {port}"
+
+
+def _model(pod: Pod, model: str) -> Iterator[str]:
+    """Every pod has it: the head builds the application from its config."""
+    if model.startswith("/"):
+        if not _mounted(pod, model):
+            yield f"args.replica.model is {model}, which no volume holds"
+        elif pod.is_head and model not in _waits_for(pod):
+            # A build that fails is final: Serve tries none again, and KubeRay sends a config once.
+            yield f"no init container with MODEL={model} waits for args.replica.model"
+    elif model != TINY and pod.environment.get("HF_HUB_OFFLINE") == "1":
+        yield f"args.replica.model is {model}, which HF_HUB_OFFLINE forbids to fetch: name a mounted folder"
+
+
+def _router_settings(pod: Pod, app: AppConfig) -> Iterator[str]:
+    """Files and variables that a Router reads when it starts."""
+    tenants, record = app.tenants, app.router_sketch().record
     files = [("tenants", tenants.keys_file), ("tenants", tenants.secret_file)]
     files += [("record", record.key_file)] if record is not None else []
     for section, path in files:
-        for pod in pods:
-            if path is not None and pod.slots.get("router") and not _mounted(pod, path):
-                yield Finding(where, pod.owner, f"args.router.{section} names {path}, which no volume holds")
-    for name in ("keys_variable", "secret_variable"):
-        variable = getattr(tenants, name)
-        for pod in pods:
-            if variable is not None and pod.slots.get("router") and not _has_variable(pod, variable):
-                message = f"args.router.tenants.{name} is {variable}, which the container's env does not set"
-                yield Finding(where, pod.owner, message)
-    for pod in pods:
-        if record is not None and pod.slots.get("router"):
-            for message in _recording(pod, record):
-                yield Finding(where, pod.owner, f"args.router.record.{message}")
-
-
-def _has_variable(pod: Pod, name: str) -> bool:
-    """What envFrom brings nobody here knows."""
-    return "envFrom" in pod.main or name in pod.environment
+        if path is not None and not _mounted(pod, path):
+            yield f"args.router.{section} names {path}, which no volume holds"
+    variables = {"keys_variable": tenants.keys_variable, "secret_variable": tenants.secret_variable}
+    for name, variable in variables.items():
+        # What envFrom brings nobody here knows.
+        if variable is not None and "envFrom" not in pod.main and variable not in pod.environment:
+            yield f"args.router.tenants.{name} is {variable}, which the container's env does not set"
+    if record is not None:
+        for message in _recording(pod, record):
+            yield f"args.router.record.{message}"
 
 
 def _waits_for(pod: Pod) -> set[str]:
