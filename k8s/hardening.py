@@ -213,15 +213,8 @@ def _slept_s(handler: Mapping[str, Any]) -> float:
 def _policies(where: str, manifests: Manifests, config: ServeFile | None) -> Iterator[Finding]:
     """Every pod is closed by default; only Ray pods reach all ports of Ray pods; keys before an open port."""
     policies = manifests.of_kind("NetworkPolicy")
-    closing = [
-        each
-        for each in policies
-        if each["spec"]["podSelector"] == {}
-        and "ingress" not in each["spec"]
-        and "Ingress" in each["spec"].get("policyTypes", ["Ingress"])
-    ]
-    for pod in manifests.pods():
-        if not any(selects(each["spec"]["podSelector"], pod.labels) for each in closing):
+    if not any(_closes_all(each["spec"]) for each in policies):
+        for pod in manifests.pods():
             yield Finding(where, pod.owner, "no NetworkPolicy closes it by default")
     has_keys = config is not None and config.app.tenants.has_keys
     gateways = [gateway_labels(each) for each in manifests.of_kind(RAY_SERVICE)]
@@ -235,19 +228,27 @@ def _policies(where: str, manifests: Manifests, config: ServeFile | None) -> Ite
         is_gateway = gateway is not None and each["spec"]["podSelector"].get("matchLabels") == gateway
         entrance = GATEWAY_PORT if is_gateway else SERVING_PORT
         for rule in each["spec"].get("ingress", ()):
-            peers = rule.get("from", [])
-            ports = _opened(rule, by_name)
-            if ports is None and not (peers and all(_is_ray(peer) for peer in peers)):
-                yield Finding(where, named(each), "opens every port, and not to Ray pods alone")
-            if beyond := sorted((ports or set()) - OPEN_PORTS - {entrance}):
-                is_few = len(beyond) < 10
-                shown = str(beyond) if is_few else f"{len(beyond)} ports, {beyond[0]} to {beyond[-1]}"
-                yield Finding(where, named(each), f"opens {shown}")
-            is_open = not peers or any(map(_is_everybody, peers))
-            if is_open and not (has_keys and ports == {entrance}):
-                yield Finding(
-                    where, named(each), "is open to everybody: only the serving port may be, with API keys"
-                )
+            for message in _rule(rule, _opened(rule, by_name), entrance, has_keys=has_keys):
+                yield Finding(where, named(each), message)
+
+
+def _closes_all(spec: Mapping[str, Any]) -> bool:
+    """Whether a policy lets nothing into any pod of the namespace."""
+    is_for_all = spec["podSelector"] == {} and "Ingress" in spec.get("policyTypes", ["Ingress"])
+    return is_for_all and not spec.get("ingress")
+
+
+def _rule(rule: Mapping[str, Any], ports: set[int] | None, entrance: int, *, has_keys: bool) -> Iterator[str]:
+    """ports: that this rule of ingress lets through, None: every one. entrance: clients' port."""
+    peers = rule.get("from", [])
+    if ports is None and not (peers and all(_is_ray(peer) for peer in peers)):
+        yield "opens every port, and not to Ray pods alone"
+    if beyond := sorted((ports or set()) - OPEN_PORTS - {entrance}):
+        is_few = len(beyond) < 10
+        yield f"opens {beyond if is_few else f'{len(beyond)} ports, {beyond[0]} to {beyond[-1]}'}"
+    is_open = not peers or any(map(_is_everybody, peers))
+    if is_open and not (has_keys and ports == {entrance}):
+        yield "is open to everybody: only the serving port may be, with API keys"
 
 
 def _opened(rule: Mapping[str, Any], by_name: Mapping[str, int]) -> set[int] | None:

@@ -174,6 +174,7 @@ def users_of_the_clusters_own(things: dict[str, dict[str, Any]]) -> None:
     [
         users_of_the_clusters_own,
         lambda t: container(t, 0).update(lifecycle={"preStop": {"sleep": {"seconds": 5}}}),
+        lambda t: t["NetworkPolicy/deny-all"]["spec"].update(ingress=[]),
     ],
 )
 def test_what_places_have_otherwise_is_fine(change: Break) -> None:
