@@ -19,7 +19,8 @@ from cache.counted import counted
 from cache.tracing import NoTracing, Tracing
 from cache.types import ReplicaId
 from router.config import RouterConfig
-from router.dispatch import Dispatcher, ReplicaCalls
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.replica_calls import ReplicaCalls
 from router.events.subscriber import SubscriberGroup
 from router.fleet.engine_series import EngineView
 from router.fleet.gather import FleetMetrics

@@ -36,7 +36,7 @@ from cache.messages import GenerateRequest, ReplicaInfo
 from deploy.ports import Ports, free_base
 
 if TYPE_CHECKING:
-    from router.dispatch import ReplicaCalls
+    from router.dispatch.replica_calls import ReplicaCalls
 
 CHAT_PATH = "/v1/chat/completions"
 _SETTLE_S = 1.0  # after the server says it is ready, until what starting left to do is done

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from cache.errors import DeadlineExceeded
-from router.dispatch import Generation
+from router.dispatch.generation import Generation
 from router.openai_api.codec import Choice, Codec, event_stream, whole_answer
 from router.openai_api.fields import Endpoint
 from router.openai_api.schema import RequestBody

@@ -20,7 +20,8 @@ from cache.tracing import Tracing
 from cache.types import RequestId
 from router.config import RouterConfig
 from router.dashboard.view import Dashboard
-from router.dispatch import Dispatcher, Job
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.job import Job
 from router.errors import InvalidField, NoReplica, PromptTooLong, UnknownModel, UnsupportedParameter
 from router.fleet.gather import FleetMetrics
 from router.insight.insight import Insight

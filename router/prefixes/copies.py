@@ -15,7 +15,8 @@ from typing import Protocol
 from cache.errors import PinsFull, QueueFull, ServingError
 from cache.messages import HeldPrefix, InheritPin, PinLease, ReleasePin, SamplingParams
 from cache.types import PinId, ReplicaId, RequestId
-from router.dispatch import Dispatcher, Job
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.job import Job
 from router.errors import AllBusy, NoReplica, ReplicaLost
 from router.placement.decision import RouteQuery
 from router.placement.routing import Routing

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from cache.errors import ServingError
 from cache.messages import GenerateRequest, SamplingParams
-from router.deadline import until_deadline
-from router.dispatch import ReplicaCalls
+from router.dispatch.deadline import until_deadline
+from router.dispatch.replica_calls import ReplicaCalls
 from router.errors import ReplicaLost
 from router.placement.decision import Placement, RouteQuery
 from router.placement.routing import Routing

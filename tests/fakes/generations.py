@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from cache.block_hash import BlockHasher
-from cache.messages import Delta, GenerateRequest, SamplingParams
+from cache.messages import AnswerSoFar, Delta, FinishReason, GenerateRequest, SamplingParams
 from cache.types import ReplicaId, RequestId
-from router.dispatch import Generation, Job
+from router.dispatch.generation import Generation
+from router.dispatch.job import Job
 from tests.fakes.http import FINGERPRINT, RouterUnderTest, counting, text_of
 
 PROMPT = array("i", range(1, 14))
@@ -48,6 +49,28 @@ def failing(error: Exception, after_deltas: int = 0) -> Any:
             sent += 1
 
     return script
+
+
+def first_only(router: RouterUnderTest, script: Any) -> None:
+    """Whoever is asked first follows the script, everybody else counts."""
+
+    async def once(request: GenerateRequest, replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
+        chosen = script if request.attempt == 0 else counting
+        async for delta in chosen(request, replica_id):
+            yield delta
+
+    router.follow(once)
+
+
+async def count_several(request: GenerateRequest, _replica_id: ReplicaId) -> AsyncGenerator[Delta, None]:
+    """Each answer counts, a token at a time, from where it was: even ones to 2, odd ones to 3."""
+    answers = request.answers or (AnswerSoFar(array("i"), 0, is_over=False),) * request.n
+    for token in range(4):
+        for choice, answer in enumerate(answers):
+            last = 2 + choice % 2
+            if not answer.is_over and len(answer.token_ids) <= token <= last:
+                reason = FinishReason.LENGTH if token == last else None
+                yield Delta(f"{choice}{token} ", (100 * choice + token,), 4, reason, choice=choice)
 
 
 def assert_nothing_in_flight(router: RouterUnderTest) -> None:

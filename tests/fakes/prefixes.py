@@ -22,7 +22,7 @@ from cache.messages import (
     ReplicaInfo,
 )
 from cache.types import PinId, ReplicaId
-from router.dispatch import Dispatcher
+from router.dispatch.dispatcher import Dispatcher
 from router.errors import ReplicaLost
 from router.fleet.engine_series import EngineView
 from router.metrics import RouterMetrics

@@ -30,7 +30,8 @@ from replica.config import SimConfig
 from replica.engine.engine import Engine
 from replica.engine.engine_core import EngineCore
 from replica.runners.sim_runner import SimRunner
-from router.dispatch import Dispatcher, Job
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.job import Job
 from router.metrics import RouterMetrics
 from router.placement.routing import Routing
 from tests.e2e.faults import fleet, processes

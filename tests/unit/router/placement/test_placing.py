@@ -15,7 +15,8 @@ from cache.errors import DeadlineExceeded, QueueFull
 from cache.events import Load, StepTimeModel
 from cache.messages import SamplingParams
 from cache.types import ReplicaId, RequestId
-from router.dispatch import Generation, Job
+from router.dispatch.generation import Generation
+from router.dispatch.job import Job
 from router.errors import AllBusy, NoReplica
 from router.placement.decision import Admittance, Decision, RouteQuery
 from router.placement.placing import LatePlacer, PromptPlacer, make_placer

@@ -10,8 +10,8 @@ import pytest
 
 from cache.errors import DeadlineExceeded
 from cache.messages import Delta
-from router import deadline
-from router.deadline import until_deadline
+from router.dispatch import deadline
+from router.dispatch.deadline import until_deadline
 
 A, B = Delta("a", (1,), 0), Delta("b", (2,), 0)
 

@@ -15,8 +15,8 @@ from cache.errors import (
     RefusedEverywhere,
     RequestRefused,
 )
+from router.dispatch.failed_attempts import FailedAttempts
 from router.errors import ReplicaLost
-from router.failed_attempts import FailedAttempts
 
 LOST = ReplicaLost("it is gone")
 

@@ -17,11 +17,11 @@ import contextlib
 import itertools
 import logging
 from array import array
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from cache.block_hash import BlockHasher, PackedHashes
+from cache.block_hash import PackedHashes
 from cache.errors import (
     AdmissionFailed,
     DeadlineExceeded,
@@ -30,69 +30,24 @@ from cache.errors import (
     QueueFull,
     RequestRefused,
 )
-from cache.messages import AnswerSoFar, Delta, GenerateRequest, PinLease, SamplingParams
-from cache.structure import Structure
-from cache.tracing import Attributes, NoTracing, Tracing
-from cache.types import BlockHash, ReplicaId, RequestId
-from router.config import RouterConfig
-from router.deadline import until_deadline
+from cache.messages import AnswerSoFar, Delta, GenerateRequest
+from cache.tracing import Attributes
+from cache.types import ReplicaId
+from router.dispatch.bill import Bill
+from router.dispatch.deadline import until_deadline
+from router.dispatch.failed_attempts import FailedAttempts
+from router.dispatch.job import Job
+from router.dispatch.token_accounts import TokenAccount
 from router.errors import AllBusy, NoReplica, ReplicaLost, RoutingError, TooManyDeaths
-from router.failed_attempts import FailedAttempts
-from router.metrics import RouterMetrics
-from router.placement.decision import Admittance, Placement, RouteQuery
-from router.placement.placing import Placer, make_placer
-from router.placement.routing import Routing
-from router.policies import PromptView
-from router.token_accounts import TokenAccount, TokenAccounts
+from router.placement.decision import Placement, RouteQuery
+
+if TYPE_CHECKING:
+    from router.dispatch.dispatcher import Dispatcher
 
 logger = logging.getLogger(__name__)
 
-
-class ReplicaCalls(Protocol):
-    """Sends one attempt to a replica; which one is up to the ranks it carries."""
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
-        """The attempt's deltas. Closing it early cancels the generation.
-
-        Raises ReplicaLost, a RequestRefused from the replica, or a RoutingError if nobody took it.
-        """
-
-
 # Of these an engine says it before it takes anything in, and of the others nobody has asked one.
 _NOT_TAKEN_IN = (QueueFull, PromptTooLong, AdmissionFailed, AllBusy, NoReplica)
-
-
-def _nobody_pays(_num_tokens: int) -> None:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One prompt to generate from, complete and checked."""
-
-    request_id: RequestId
-    prompt: array[int]  # packed int32
-    block_hashes: Sequence[BlockHash]  # of the prompt's full blocks, parent first
-    sampling: SamplingParams
-    seed: int
-    cache_salt: str = ""
-    tenant: str = ""  # whose turn it uses, here and at the replica
-    share: float = 1.0  # its tenant's part, beside other tenants'
-    priority: int = 0  # among its tenant's requests
-    part: float = 1.0  # of its HTTP request: of n prompts each is 1/n
-    admittance: Admittance | None = None  # that these share
-    policy: str | None = None  # None = the configured one
-    text: PromptView | None = None  # for policies that place by it
-    session: str | None = None  # which of its client's requests belong together, as a header says
-    timeout_s: float | None = None  # after which nobody wants it any more; None = the configured one
-    came_at: float | None = None  # when its HTTP request did, by the Router's clock; None: as it is begun
-    traceparent: str = ""  # of the span it is done under; "" = nobody traces
-    pin: PinLease | None = None  # its prompt is to be held, and nothing generated
-    structure: Structure | None = None  # what the answer has to be; None = anything
-    n: int = 1  # answers to it
-    excluded: frozenset[ReplicaId] = frozenset()  # not to be sent there, whoever else fails
-    is_again: bool = False  # something like it was let in before: it is not refused for being one too many
-    spend: Callable[[int], None] = _nobody_pays  # told of its answers' tokens, each once: see `TokenAccount`
 
 
 @dataclass(slots=True)
@@ -109,67 +64,6 @@ class _Answer:
         self.is_over = delta.finish_reason is not None
 
 
-class _Bill:
-    """Whom a generation's tokens are charged to: its key, and its tenant's turn once it is over.
-
-    Apart from the generation: an engine may still tell of one whose client has left, and its prompt need not
-    be kept for that.
-    """
-
-    __slots__ = ("_placer", "_share", "_spend", "_tenant", "is_over")
-
-    def __init__(self, job: Job, placer: Placer) -> None:
-        self._spend, self._tenant, self._share = job.spend, job.tenant, job.share
-        self._placer = placer
-        self.is_over = False
-
-    def charge(self, num_tokens: int) -> None:
-        """They were made for it; perhaps its client has left since."""
-        self._spend(num_tokens)
-        if self.is_over:
-            self.serve(num_tokens)
-
-    def serve(self, num_tokens: int) -> None:
-        self._placer.served(self._tenant, num_tokens, self._share)
-
-
-class Dispatcher:
-    """Starts generations. Holds what all of them share; they hold the rest."""
-
-    def __init__(
-        self,
-        config: RouterConfig,
-        routing: Routing,
-        calls: ReplicaCalls,
-        hasher: BlockHasher,
-        metrics: RouterMetrics,
-        clock: Callable[[], float],
-        tracing: Tracing | None = None,
-    ) -> None:
-        self.tracing = tracing or NoTracing()
-        self.config = config
-        self.routing = routing
-        self.calls = calls
-        self.hasher = hasher
-        self.metrics = metrics
-        self.clock = clock
-        self.placer = make_placer(config, routing, clock)
-        self.accounts = TokenAccounts(clock)
-        routing.watch_ends(self.accounts.told)
-
-    def work_told(self) -> tuple[float, float]:
-        """`held_s` and `refused_ratio` of every request that is sent now."""
-        return self.routing.share_s(self.placer.held_s), self.placer.refused_ratio
-
-    def close(self) -> None:
-        """Place nothing any more. Idempotent."""
-        self.placer.close()
-
-    def start(self, job: Job) -> Generation:
-        """A generation that does nothing until it is iterated."""
-        return Generation(self, job)
-
-
 class Generation:
     """One job's deltas across attempts. Iterate `deltas()` once; close it to cancel."""
 
@@ -177,7 +71,7 @@ class Generation:
         self._shared = dispatcher
         self._job = job
         self._answers = [_Answer() for _ in range(job.n)]
-        self._bill = _Bill(job, dispatcher.placer)
+        self._bill = Bill(job, dispatcher.placer)
         self._account = TokenAccount(self._bill.charge, most=job.n * job.sampling.max_tokens)
         # Of the full blocks of `_tokens()`, as of the last attempt.
         self._block_hashes = PackedHashes.of(job.block_hashes)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cache.events import RequestEnded
 from cache.types import RequestId
-from router.token_accounts import FORGOTTEN_AFTER_S, TokenAccount, TokenAccounts
+from router.dispatch.token_accounts import FORGOTTEN_AFTER_S, TokenAccount, TokenAccounts
 from tests.fakes.router import FakeClock
 
 NAME = RequestId("r")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
@@ -16,8 +16,8 @@ from cache.errors import (
 from cache.events import Load
 from cache.messages import Delta, GenerateRequest, SamplingParams
 from cache.types import ReplicaId, RequestId
-from router import deadline
-from router.dispatch import Job
+from router.dispatch import deadline
+from router.dispatch.job import Job
 from router.errors import NoReplica, ReplicaLost, TooManyDeaths
 from tests.fakes.generations import (
     EXPECTED,
@@ -28,12 +28,6 @@ from tests.fakes.generations import (
     run,
 )
 from tests.fakes.http import MODEL, RouterUnderTest, counting, error_of, events_of, text_of
-
-
-@pytest.fixture
-async def router() -> AsyncIterator[RouterUnderTest]:
-    async with RouterUnderTest(num_replicas=3, max_attempts=4, max_deaths=3) as under_test:
-        yield under_test
 
 
 @pytest.mark.parametrize("binding", ["late", "at_once"])

@@ -1,0 +1,69 @@
+"""Whom a generation's tokens are charged to, and how long that is kept."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import aclosing
+
+import pytest
+
+from cache.errors import (
+    AdmissionFailed,
+    QueueFull,
+    RequestRefused,
+    ServingError,
+)
+from cache.events import Load, RequestEnded
+from router.errors import AllBusy, NoReplica, RoutingError
+from tests.fakes.generations import (
+    a_generation,
+    failing,
+    run,
+)
+from tests.fakes.http import RouterUnderTest
+
+
+async def test_what_is_computed_for_nobody_is_still_its_tenants(
+    router: RouterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its turn at the Router went by what was read."""
+    served: list[tuple[str, int]] = []
+    placer = router.parts.dispatcher.placer
+    monkeypatch.setattr(placer, "served", lambda tenant, num_tokens, _: served.append((tenant, num_tokens)))
+    spent: list[int] = []
+    generation = a_generation(router, tenant="acme", spend=spent.append)
+    async with aclosing(generation.deltas()) as deltas:
+        await anext(deltas)
+    ((replica_id, request),) = router.calls.requests
+    ended = RequestEnded(request.request_id, request.attempt, 8)
+    router.parts.routing.on_load(replica_id, Load(ended=(ended,)))
+    assert (served, spent) == ([("acme", 2), ("acme", 6)], [2, 6])
+    assert len(router.parts.dispatcher.accounts) == 0
+
+
+async def test_an_account_keeps_no_prompt(router: RouterUnderTest) -> None:
+    """An engine may tell of it for a minute yet, and the whole generation was kept for that."""
+    generation = a_generation(router)
+    async with aclosing(generation.deltas()) as deltas:
+        await anext(deltas)
+    assert len(router.parts.dispatcher.accounts) == 1
+    kept = weakref.ref(generation)
+    del generation, deltas
+    assert kept() is None
+
+
+@pytest.mark.parametrize("error", [QueueFull(1, 1), NoReplica(), AllBusy(1, 1.0), AdmissionFailed("x")])
+async def test_what_no_engine_has_taken_in_leaves_no_account(
+    router: RouterUnderTest, error: ServingError
+) -> None:
+    """No engine tells of it, and a refusal is what there are most of when there is least room."""
+    router.follow(failing(error))
+    with pytest.raises((RequestRefused, RoutingError)):
+        await run(a_generation(router))
+    assert router.calls.requests
+    assert len(router.parts.dispatcher.accounts) == 0
+
+
+async def test_who_reads_to_the_end_leaves_no_account(router: RouterUnderTest) -> None:
+    await run(a_generation(router))
+    assert len(router.parts.dispatcher.accounts) == 0
