@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from datetime import date
-from typing import Any
+from typing import Any, ClassVar
 
 
 class ServingError(Exception):
@@ -132,9 +132,13 @@ class RequestRefused(ServingError):
     subclass, the router decides by type (try elsewhere, or which status code).
     """
 
+    may_have_begun: ClassVar[bool] = True  # at an engine, which then tells of its end (`RequestEnded`)
+
 
 class QueueFull(RequestRefused):
     """The replica's waiting queue is at its limit; nothing was computed for this request."""
+
+    may_have_begun = False
 
     def __init__(self, waiting: int, limit: int) -> None:
         super().__init__(f"{waiting} requests are waiting, the limit is {limit}")
@@ -144,6 +148,8 @@ class QueueFull(RequestRefused):
 
 class PromptTooLong(RequestRefused):
     """The request could never fit this replica: its tokens exceed what one sequence may hold."""
+
+    may_have_begun = False
 
     def __init__(self, prompt_tokens: int, limit: int) -> None:
         super().__init__(f"the prompt has {prompt_tokens} tokens, the limit is {limit}")
@@ -195,6 +201,8 @@ class RefusedEverywhere(RequestRefused):
 
 class AdmissionFailed(RequestRefused):
     """What nobody foresaw went wrong while a request was taken in. `reason` never quotes it."""
+
+    may_have_begun = False
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the request could not be taken in: {reason}")

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 from cache.counted import counted
 from cache.errors import ServingError
@@ -44,6 +45,8 @@ from cache.errors import ServingError
 
 class RoutingError(ServingError):
     """A request cannot be placed on any replica now."""
+
+    may_have_begun: ClassVar[bool] = False  # as `RequestRefused` has it: nobody has taken it
 
 
 class NoReplica(RoutingError):
@@ -67,6 +70,8 @@ class AllBusy(RoutingError):
 
 class ReplicaLost(RoutingError):
     """The replica died, became unreachable or ended its stream early. The router tries elsewhere."""
+
+    may_have_begun = True
 
     def __init__(self, detail: str) -> None:
         super().__init__(f"the replica was lost: {detail}")

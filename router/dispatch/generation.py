@@ -22,14 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cache.block_hash import PackedHashes
-from cache.errors import (
-    AdmissionFailed,
-    DeadlineExceeded,
-    PiecesLost,
-    PromptTooLong,
-    QueueFull,
-    RequestRefused,
-)
+from cache.errors import DeadlineExceeded, PiecesLost, QueueFull, RequestRefused
 from cache.messages import AnswerSoFar, Delta, GenerateRequest
 from cache.tracing import Attributes
 from cache.types import ReplicaId
@@ -38,16 +31,13 @@ from router.dispatch.deadline import until_deadline
 from router.dispatch.failed_attempts import FailedAttempts
 from router.dispatch.job import Job
 from router.dispatch.token_accounts import TokenAccount
-from router.errors import AllBusy, NoReplica, ReplicaLost, RoutingError, TooManyDeaths
+from router.errors import NoReplica, ReplicaLost, RoutingError, TooManyDeaths
 from router.placement.decision import Placement, RouteQuery
 
 if TYPE_CHECKING:
     from router.dispatch.dispatcher import Dispatcher
 
 logger = logging.getLogger(__name__)
-
-# Of these an engine says it before it takes anything in, and of the others nobody has asked one.
-_NOT_TAKEN_IN = (QueueFull, PromptTooLong, AdmissionFailed, AllBusy, NoReplica)
 
 
 @dataclass(slots=True)
@@ -189,7 +179,7 @@ class Generation:
                         return
             raise ReplicaLost("its stream ended without a finish_reason")
         except (RoutingError, RequestRefused) as error:
-            if isinstance(error, _NOT_TAKEN_IN):
+            if not error.may_have_begun:
                 self._account.refused()
             if not isinstance(error, PiecesLost):  # what failed is between us, and this replica has it cached
                 self._excluded |= {self._taken_by(placement)}

@@ -9,12 +9,14 @@ import pytest
 
 from cache.errors import (
     AdmissionFailed,
+    ForwardFailed,
+    PromptTooLong,
     QueueFull,
     RequestRefused,
     ServingError,
 )
 from cache.events import Load, RequestEnded
-from router.errors import AllBusy, NoReplica, RoutingError
+from router.errors import AllBusy, NoReplica, ReplicaLost, RoutingError
 from tests.fakes.generations import (
     a_generation,
     failing,
@@ -52,7 +54,9 @@ async def test_an_account_keeps_no_prompt(router: RouterUnderTest) -> None:
     assert kept() is None
 
 
-@pytest.mark.parametrize("error", [QueueFull(1, 1), NoReplica(), AllBusy(1, 1.0), AdmissionFailed("x")])
+@pytest.mark.parametrize(
+    "error", [QueueFull(1, 1), PromptTooLong(9, 8), NoReplica(), AllBusy(1, 1.0), AdmissionFailed("x")]
+)
 async def test_what_no_engine_has_taken_in_leaves_no_account(
     router: RouterUnderTest, error: ServingError
 ) -> None:
@@ -62,6 +66,16 @@ async def test_what_no_engine_has_taken_in_leaves_no_account(
         await run(a_generation(router))
     assert router.calls.requests
     assert len(router.parts.dispatcher.accounts) == 0
+
+
+@pytest.mark.parametrize("error", [ReplicaLost("gone"), ForwardFailed("x"), RequestRefused("of its own")])
+async def test_what_an_engine_may_have_begun_on_it_may_tell_of_yet(
+    router: RouterUnderTest, error: ServingError
+) -> None:
+    router.follow(failing(error))
+    with pytest.raises((RequestRefused, RoutingError)):
+        await run(a_generation(router))
+    assert len(router.parts.dispatcher.accounts) == 1
 
 
 async def test_who_reads_to_the_end_leaves_no_account(router: RouterUnderTest) -> None:
