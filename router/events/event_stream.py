@@ -64,6 +64,7 @@ class EventSink(Protocol):
 class _State(Enum):
     SYNCING = auto()
     LIVE = auto()
+    LEAVING = auto()  # for good
 
 
 class EventCounters:
@@ -103,6 +104,8 @@ class EventStream:
         self._epoch = 0
         self._seq = 0
         self._update = (0, 0)  # seq and number of the last load update
+        self._spoke_last: int | None = None  # the epoch of the engine that did
+        self.num_last_words = 0  # heard since it leaves
         # (epoch, seq) -> batch, in order of arrival. Keyed, so that a repeated batch waits once.
         self._waiting: OrderedDict[tuple[int, int], EventBatch] = OrderedDict()
 
@@ -121,6 +124,10 @@ class EventStream:
 
     def feed_batch(self, batch: EventBatch) -> None:
         """A batch arrived, in whatever order."""
+        if self._state is _State.LEAVING:
+            self._hear_out(batch)
+            return
+        self._spoke_last = batch.epoch
         if self._state is _State.SYNCING:
             self._hold(batch)
         elif batch.epoch != self._epoch:
@@ -135,6 +142,10 @@ class EventStream:
 
     def feed_load(self, update: LoadUpdate) -> None:
         """The load between two batches. One that is older than what is known is ignored."""
+        if self._state is _State.LEAVING:
+            self._hear_out(update)
+            return
+        self._spoke_last = update.epoch
         place = (update.seq, update.number)
         if self._state is _State.LIVE:
             if update.epoch != self._epoch:
@@ -150,10 +161,11 @@ class EventStream:
         are applied. Other messages may be fed in between; a later snapshot ends an earlier one that is not
         through.
 
-        Ignored while LIVE: it answers a question that no longer stands.
+        Ignored unless SYNCING: it answers a question that no longer stands.
         """
-        if self._state is _State.LIVE:
+        if self._state is not _State.SYNCING:
             return
+        self._spoke_last = snapshot.epoch
         self._num_snapshots += 1
         number = self._num_snapshots
         if not any(epoch == snapshot.epoch and seq > snapshot.seq for epoch, seq in self._waiting):
@@ -184,6 +196,19 @@ class EventStream:
         self._sink.on_malformed(self._replica_id)
         if self._state is _State.LIVE:
             self._resync(ResyncReason.MALFORMED, None)
+
+    def leave(self) -> None:
+        """It has left, and computes what it has: of what that engine says only the load is told from now on.
+        Another one may speak at its address after it."""
+        self._state = _State.LEAVING
+        self._num_snapshots += 1  # one that is being applied goes no further
+        self._waiting.clear()
+
+    def _hear_out(self, said: EventBatch | LoadUpdate) -> None:
+        if self._spoke_last in (None, said.epoch):
+            self._spoke_last = said.epoch
+            self.num_last_words += 1
+            self._sink.on_load(self._replica_id, said.load)
 
     def _go_live(self, snapshot: Snapshot, digest: Digest | None) -> None:
         """The snapshot is in: what waited comes after it."""

@@ -30,7 +30,7 @@ from zmq.error import ZMQError
 from cache.engine_report import EngineReport, decode_report
 from cache.errors import WireError
 from cache.event_wire import MAX_BATCH_BYTES, MAX_SNAPSHOT_BYTES, decode_batch, decode_load, decode_snapshot
-from cache.events import EventBatch, LoadUpdate, Snapshot
+from cache.events import Snapshot
 from cache.messages import ReplicaInfo
 from cache.types import ReplicaId
 from router.events.event_stream import EventCounters, EventSink, EventStream, ResyncReason
@@ -84,7 +84,6 @@ class Subscriber:
         """turn: held while a snapshot is applied, so that many at once take no more of the event loop."""
         self._replica_id = replica_id
         self._info = info
-        self._sink = sink
         self._context = context
         self._settings = settings
         self._turn = turn
@@ -94,9 +93,6 @@ class Subscriber:
         self._snapshot_wanted = asyncio.Event()
         self._events: FrameSocket | None = None
         self._resyncing: asyncio.Task[None] | None = None
-        self._epoch: int | None = None  # of the engine that spoke last
-        self._is_leaving = False
-        self._has_spoken = False  # lately, since it leaves
 
     @property
     def is_synced(self) -> bool:
@@ -129,14 +125,15 @@ class Subscriber:
 
     def leave(self) -> None:
         """Its cache is nobody's any more: from now on only its load is heard."""
-        self._is_leaving = self._has_spoken = True
+        self._stream.leave()
         if self._resyncing is not None:
             self._resyncing.cancel()
 
     async def until_gone(self) -> None:
         """Returns once one that leaves has said nothing for `gone_after_s`."""
-        while self._has_spoken:
-            self._has_spoken = False
+        num_before = -1
+        while num_before != self._stream.num_last_words:
+            num_before = self._stream.num_last_words
             await asyncio.sleep(self._settings.gone_after_s)
 
     async def aclose(self) -> None:
@@ -148,9 +145,6 @@ class Subscriber:
             await asyncio.gather(self._resyncing, return_exceptions=True)
 
     def _on_frames(self, frames: list[bytes]) -> None:
-        if self._is_leaving:
-            self._take_last_words(frames)
-            return
         if frames[0] == REPORT_TOPIC:
             self._take_report(frames)
             return
@@ -163,24 +157,6 @@ class Subscriber:
             self._complaints.discard("malformed event")
         if self._stream.needs_snapshot:
             self._snapshot_wanted.set()
-
-    def _take_last_words(self, frames: list[bytes]) -> None:
-        """Whoever speaks at its address after it is another engine, and nobody's to hear here."""
-        said: EventBatch | LoadUpdate
-        try:
-            match frames:
-                case [topic, wire] if topic == TOPIC:
-                    said = decode_batch(wire)
-                case [topic, wire] if topic == LOAD_TOPIC:
-                    said = decode_load(wire)
-                case _:
-                    return
-        except WireError as error:
-            self._complain("malformed event", error)
-            return
-        if self._epoch in (None, said.epoch):
-            self._epoch, self._has_spoken = said.epoch, True
-            self._sink.on_load(self._replica_id, said.load)
 
     def _take_report(self, frames: list[bytes]) -> None:
         """Totals for metrics: one that cannot be read makes no gap in what is known of the cache."""
@@ -200,12 +176,9 @@ class Subscriber:
             case [topic, wire] if topic == TOPIC:
                 batch = decode_batch(wire)
                 _check_capacity(batch.digest.count, self._info)
-                self._epoch = batch.epoch
                 self._stream.feed_batch(batch)
             case [topic, wire] if topic == LOAD_TOPIC:
-                update = decode_load(wire)
-                self._epoch = update.epoch
-                self._stream.feed_load(update)
+                self._stream.feed_load(decode_load(wire))
             case _:
                 raise WireError(f"{len(frames)} frames, not a topic and a message")
 
@@ -236,7 +209,6 @@ class Subscriber:
         try:
             snapshot = decode_snapshot(await self._fetch_snapshot())
             _check_capacity(len(snapshot.hashes), self._info)
-            self._epoch = snapshot.epoch
             await self._apply(snapshot)
         except TimeoutError as error:
             self._complain("no snapshot", error)

@@ -6,6 +6,7 @@ from collections.abc import Generator, Set
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from cache.events import FORMAT_VERSION, Digest, EventBatch, Load, LoadUpdate, Snapshot, digest_of
 from cache.types import HashHint, ReplicaId
@@ -267,3 +268,45 @@ def test_what_was_lost_repeated_and_repaired_is_counted() -> None:
     assert counters.snapshots == {ResyncReason.JOIN: 1, ResyncReason.GAP: 1, ResyncReason.DRIFT: 1}
     assert sum(counters.lag.counts) == 4
     assert counters.lag.sum_s > 0.3
+
+
+def test_of_one_that_leaves_only_what_its_engine_says_of_its_load_is_told() -> None:
+    stream, journal = live_stream()
+    stream.leave()
+    stream.feed_batch(batch(6, {1, 2}, {2}))
+    stream.feed_load(update(6, 1))
+    stream.feed_batch(batch(1, {3}, {3}, epoch=2))  # another is at its address
+    stream.feed_load(update(1, 1, epoch=2))
+    stream.feed_batch(batch(9, {1}))  # a gap is nobody's concern any more
+    stream.feed_malformed()
+    assert journal.told == ["load 6", "load 61", "load 9", "malformed"]
+    assert (stream.num_last_words, stream.needs_snapshot) == (3, False)
+
+
+@pytest.mark.parametrize("spoke", ["batch", "update", "snapshot", "nobody"])
+def test_whose_words_are_the_last_is_known_from_whatever_it_said_before(spoke: str) -> None:
+    journal = Journal()
+    stream = EventStream(A, journal)
+    if spoke == "batch":
+        stream.feed_batch(batch(5, {1}))
+    elif spoke == "update":
+        stream.feed_load(update(5, 1))
+    elif spoke == "snapshot":
+        whole(stream.snapshot_slices(snapshot(5, {1})))
+    stream.leave()
+    stream.feed_load(update(1, 2, epoch=2))
+    stream.feed_load(update(5, 2))
+    assert stream.num_last_words == 1
+    assert journal.told[-1] == ("load 12" if spoke == "nobody" else "load 52")
+
+
+def test_a_snapshot_of_one_that_leaves_goes_no_further() -> None:
+    journal = Journal()
+    stream = EventStream(A, journal)
+    begun = stream.snapshot_slices(snapshot(5, {1}))
+    next(begun)
+    stream.leave()
+    whole(begun)
+    whole(stream.snapshot_slices(snapshot(6, {1})))
+    assert journal.told == ["load 5", "begin 5"]
+    assert not stream.needs_snapshot
