@@ -326,8 +326,8 @@ class Routing:
 
     def on_events(self, replica_id: ReplicaId, events: EventBatch) -> Digest | None:
         """Apply a batch. The digest of what is indexed then; None if unknown, or nothing is."""
+        self._tell_ends(replica_id, events.load)  # first: it is no work any more
         if replica_id not in self._fleet:
-            self._tell_ends(replica_id, events.load)
             return None
         self._report(replica_id, events.load, is_between_steps=True)
         if replica_id not in self._index:
@@ -354,10 +354,9 @@ class Routing:
 
     def on_load(self, replica_id: ReplicaId, load: Load) -> None:
         """Also of a replica that has left, and goes on with what it has."""
+        self._tell_ends(replica_id, load)  # first: it is no work any more
         if replica_id in self._fleet:
             self._report(replica_id, load)
-        else:
-            self._tell_ends(replica_id, load)
 
     def on_resync(self, replica_id: ReplicaId, reason: ResyncReason) -> None:
         self._counts.resyncs[reason] += 1
@@ -450,7 +449,6 @@ class Routing:
     def _report(self, replica_id: ReplicaId, load: Load, *, is_between_steps: bool = False) -> None:
         if load.is_draining and not self._loads[replica_id].load.is_draining:
             self._inheritance.replica_left(self._clock())
-        self._tell_ends(replica_id, load)  # first: it is no work any more
         self._loads.report(replica_id, load, is_between_steps=is_between_steps)
         self.queues.said(replica_id, load, self._clock())
         self._fleet.heard(replica_id)
