@@ -25,7 +25,7 @@ class Limits:
     # the middle would keep room that is everybody's.
     max_body_pause_seconds: int = 10
     # In which a client takes nothing of a stream that is there for it: whoever only stays would keep its
-    # place. 4 MB fit between it and us, and 1.2 of them are read before more is taken: this is 1.3 KB/s.
+    # place. 4 MB fit between it and us, and 1.4 of them are read before more is taken: this is 1.6 KB/s.
     max_unread_seconds: int = 900
     max_json_depth: int = 64  # nested arrays and objects; tool schemas need about ten
     max_messages: int = 4096  # of a chat, and calls in all of them: templates write each
