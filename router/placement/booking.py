@@ -35,7 +35,7 @@ MAX_RANKS = 8  # replicas named to Serve; when all of them refuse, it asks for t
 
 @dataclass(frozen=True, slots=True)
 class EarlyEnd:
-    """An engine's word of an attempt that was booked elsewhere: it may have taken it. Serve tells so later,
+    """An engine's word of an attempt that is booked elsewhere: it may have taken it. Serve tells so later,
     where one before it in the ranks has refused."""
 
     replica_id: ReplicaId
@@ -174,7 +174,7 @@ class Bookings:
             return
         if self._loads.placed(ended.request_id) == replica_id:
             self._end(flight, ended, self._clock())
-        elif flight.accepted_by is None:
+        else:
             flight.early_end = EarlyEnd(replica_id, ended, self._clock())
 
     def release(self, request_id: RequestId) -> bool:

@@ -6,8 +6,10 @@ import pytest
 
 from cache.events import RequestEnded, StepTimeModel
 from cache.types import ReplicaId, RequestId
+from router.placement.observer import SilentObserver
+from router.policies import PolicyRequest
 from router.pricing.trial import AFTER_S
-from tests.fakes.router import chain, query, replica_id
+from tests.fakes.router import chain, load, query, replica_id
 from tests.fakes.routing import RoutingBench
 
 A, B, C = replica_id(0), replica_id(1), replica_id(2)
@@ -72,6 +74,62 @@ def test_what_ends_at_a_replica_that_has_left_is_told() -> None:
     ended = RequestEnded(RequestId("q"), 0, 500)
     bench.say(A, ended=(ended,))
     assert heard == [ended]
+
+
+def test_a_last_word_between_two_steps_is_told_too() -> None:
+    bench, heard = RoutingBench(1), list[RequestEnded]()
+    bench.routing.watch_ends(heard.append)
+    ended = RequestEnded(RequestId("q"), 0, 500)
+    bench.routing.on_load(A, load(ended=(ended,)))
+    bench.routing.update_replicas({})
+    bench.routing.on_load(A, load(ended=(ended,)))
+    assert heard == [ended, ended]
+
+
+class Moves(SilentObserver):
+    """Where requests were said to be instead of where they were booked."""
+
+    def __init__(self) -> None:
+        self.told: list[ReplicaId] = []
+
+    def moved(self, replica_id: ReplicaId, request: PolicyRequest) -> None:
+        self.told.append(replica_id)
+
+
+def test_who_took_what_has_ended_is_no_move() -> None:
+    bench, moves = RoutingBench(1), Moves()
+    bench.routing.watch(moves)
+    bench.routing.choose(query("q"))
+    bench.say(A, ended=(RequestEnded(RequestId("q"), 0, 9),))
+    bench.routing.routed(RequestId("q"), A)
+    assert moves.told == []
+
+
+def test_an_end_that_overtakes_who_took_it_was_when_it_was_heard() -> None:
+    bench = RoutingBench(2)
+    second = bench.routing.choose(query("q")).ranks[1]
+    bench.routing.first_token(RequestId("q"), second, 0)
+    bench.clock.advance(2.0)
+    bench.say(second, ended=(RequestEnded(RequestId("q"), 0, 9),))
+    bench.clock.advance(1.0)
+    bench.routing.routed(RequestId("q"), second)
+    bench.routing.release(RequestId("q"))
+    assert bench.routing._loads.residence.mean_s == 2.0
+
+
+@pytest.mark.parametrize(("num_tokens", "has_passed"), [(0, False), (1, True)])
+def test_what_has_ended_went_before_an_earlier_prompt_if_it_has_tokens(
+    num_tokens: int, has_passed: bool
+) -> None:
+    """Its first token may be on its way still; who was refused or cancelled has taken none of that time."""
+    bench = RoutingBench(1)
+    bench.say(A, step_time=StepTimeModel(0.01, per_token_s=0.001, per_attention_s=0.0, per_sequence_s=0.0))
+    bench.routing.choose(query("earlier"))
+    waiting = bench.routing._late._lateness._sent[RequestId("earlier")]
+    expected_s = waiting.expected_s
+    bench.routing.choose(query("later"))
+    bench.say(A, ended=(RequestEnded(RequestId("later"), 0, num_tokens),))
+    assert (waiting.expected_s > expected_s) == has_passed
 
 
 def test_an_end_that_overtakes_who_took_it_ends_the_booking_there() -> None:
