@@ -202,7 +202,6 @@ class EventStream:
         Another one may speak at its address after it."""
         self._state = _State.LEAVING
         self._num_snapshots += 1  # one that is being applied goes no further
-        self._waiting.clear()
 
     def _hear_out(self, said: EventBatch | LoadUpdate) -> None:
         if self._spoke_last in (None, said.epoch):

@@ -259,6 +259,8 @@ async def test_a_replica_that_leaves_has_gone_when_it_is_silent_or_another_is_at
             subscriber._on_frames([b"kv", encode(log.flush(load(ended=ended)))])
 
         await until(lambda: not group._closing, speak)
+        assert subscriber._events is not None
+        assert subscriber._events._is_closed
     assert (heard, group._leaving) == ([], {})
 
 

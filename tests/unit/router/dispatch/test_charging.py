@@ -19,7 +19,9 @@ from cache.events import Load, RequestEnded
 from router.errors import AllBusy, NoReplica, ReplicaLost, RoutingError
 from tests.fakes.generations import (
     a_generation,
+    count_several,
     failing,
+    first_only,
     run,
 )
 from tests.fakes.http import RouterUnderTest
@@ -41,6 +43,49 @@ async def test_what_is_computed_for_nobody_is_still_its_tenants(
     router.parts.routing.on_load(replica_id, Load(ended=(ended,)))
     assert (served, spent) == ([("acme", 2), ("acme", 6)], [2, 6])
     assert len(router.parts.dispatcher.accounts) == 0
+
+
+@pytest.mark.parametrize("read_on", [False, True])
+async def test_what_is_told_of_while_it_is_read_is_its_tenants_once(
+    router: RouterUnderTest, monkeypatch: pytest.MonkeyPatch, read_on: bool
+) -> None:
+    served: list[int] = []
+    monkeypatch.setattr(router.parts.dispatcher.placer, "served", lambda _, num, __: served.append(num))
+    spent: list[int] = []
+    async with aclosing(a_generation(router, spend=spent.append).deltas()) as deltas:
+        await anext(deltas)
+        ((replica_id, request),) = router.calls.requests
+        router.parts.routing.on_load(replica_id, Load(ended=(RequestEnded(request.request_id, 0, 8),)))
+        while read_on and await anext(deltas, None) is not None:
+            pass
+    assert (served, spent) == ([8], [2, 6])
+
+
+async def test_each_answer_may_have_as_many_tokens_as_were_asked_for(router: RouterUnderTest) -> None:
+    """Also where one of them has been read to its end."""
+    router.follow(count_several)
+    spent: list[int] = []
+    num_read = 0
+    async with aclosing(a_generation(router, n=2, spend=spent.append).deltas()) as deltas:
+        async for delta in deltas:
+            num_read += len(delta.token_ids)
+            if delta.finish_reason is not None:
+                break
+    ((replica_id, request),) = router.calls.requests
+    router.parts.routing.on_load(replica_id, Load(ended=(RequestEnded(request.request_id, 0, 16),)))
+    assert 0 < num_read < 16
+    assert sum(spent) == 16
+
+
+async def test_of_several_attempts_the_last_is_charged_beside_what_was_read(router: RouterUnderTest) -> None:
+    first_only(router, failing(ReplicaLost("gone"), 1))
+    spent: list[int] = []
+    async with aclosing(a_generation(router, spend=spent.append).deltas()) as deltas:
+        for _ in range(2):
+            await anext(deltas)
+    replica_id, request = router.calls.requests[-1]
+    router.parts.routing.on_load(replica_id, Load(ended=(RequestEnded(request.request_id, 1, 6),)))
+    assert spent == [2, 2, 4]
 
 
 async def test_an_account_keeps_no_prompt(router: RouterUnderTest) -> None:

@@ -90,6 +90,20 @@ def test_of_whom_no_engine_has_more_to_tell_nothing_is_kept(is_told: bool) -> No
     assert len(accounts) == 0
 
 
+def test_who_was_refused_and_then_taken_in_is_charged_what_is_told_of_that() -> None:
+    """Its account was settled by the refusal, and so forgotten as its client left."""
+    charges: list[int] = []
+    accounts, account = TokenAccounts(FakeClock()), TokenAccount(charges.append, most=9)
+    account.begin(0)
+    accounts.open(NAME, account)
+    account.refused()
+    account.begin(1)
+    accounts.open(NAME, account)
+    accounts.close(NAME, is_whole=False)
+    accounts.told(ended(9, attempt=1))
+    assert (charges, len(accounts)) == ([9], 0)
+
+
 def test_a_name_that_comes_again_is_not_forgotten_for_its_first_request() -> None:
     charges: list[int] = []
     clock = FakeClock()
