@@ -8,15 +8,20 @@ ServingError
     ├── PortForbidden      this user may not listen on a port it needs
     ├── MachineLacks       this machine has not what the replicas ask of theirs
     ├── DeployFileError    deploy.yaml is missing or not what Serve reads
+    ├── ClusterTimedOut    Ray was not up in its own time
     └── DeployFailed       Serve could not bring the application up
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Sequence
 
+from cache.counted import counted
 from cache.errors import ConfigError, ServingError
+
+TRY_AGAIN = os.EX_TEMPFAIL  # exit status where nothing is wrong but how much else runs: `ClusterTimedOut`
 
 
 class UnknownKey(ConfigError):
@@ -65,6 +70,16 @@ class MachineLacks(DeployError):
 class DeployFileError(DeployError):
     def __init__(self, path: object, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
+
+
+class ClusterTimedOut(DeployError):
+    def __init__(self, load: float, num_cpus: int) -> None:
+        """load: processes that ran or waited to, in the mean of the last minute."""
+        super().__init__(
+            "Ray did not start on this machine in its own time, 15 s for its helpers and 30 in all, which no "
+            f"setting raises; {load:.0f} processes ran or waited to on {counted(num_cpus, 'CPU')}: "
+            "start it again when less runs here"
+        )
 
 
 class DeployFailed(DeployError):

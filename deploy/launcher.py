@@ -6,6 +6,7 @@ Import this only after `environment.py`'s variables are set: importing Ray Serve
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -31,7 +32,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from cache.errors import ConfigError
 from deploy import stop_signals
-from deploy.errors import DeployFailed
+from deploy.errors import ClusterTimedOut, DeployFailed
 from deploy.ports import Ports
 from deploy.preflight import check_cpus, check_gpus, check_keys, check_memory, check_models, check_packages
 from deploy.proxy_processes import end_proxies
@@ -41,6 +42,7 @@ from replica.errors import EventSocketError
 POLL_S = 0.25
 LOOK_S = 1.0  # between looks for the cluster, while Serve is shutting down
 WAITS = "to be scheduled"  # in what it says of one for whose replicas nothing has had room for 30 s
+TIMED_OUT = "timed out during startup"  # in what Ray says where its node is not up within 30 s
 FAILED_TO_START = "failed to start"  # in what Serve says of a deployment whose constructor raised
 
 
@@ -68,15 +70,7 @@ def launch(
     watch = _Watch(file, ports, console, fast_proxy=fast_proxy, ray_dashboard=ray_dashboard, began=began)
     try:
         with console.status("Starting a Ray cluster on this machine"):
-            ray.init(
-                address="local",
-                namespace="serve",
-                include_dashboard=ray_dashboard,
-                dashboard_host="127.0.0.1",
-                dashboard_port=ports.dashboard,
-                log_to_driver=verbose,
-                logging_level="INFO" if verbose else "ERROR",
-            )
+            _start_cluster(ports, ray_dashboard=ray_dashboard, verbose=verbose)
         # Anew: Ray takes SIGTERM for a crash, prints a stack and aborts.
         stop_signals.catch(_interrupt_and_look_after(ray.get_runtime_context().gcs_address))
         there_are = ray.cluster_resources()  # as Ray has counted them
@@ -95,6 +89,24 @@ def launch(
     if watch.failure is not None:
         raise watch.failure
     return 0
+
+
+def _start_cluster(ports: Ports, *, ray_dashboard: bool, verbose: bool) -> None:
+    """Raises ClusterTimedOut; what Ray has started by then ends with this process."""
+    try:
+        ray.init(
+            address="local",
+            namespace="serve",
+            include_dashboard=ray_dashboard,
+            dashboard_host="127.0.0.1",
+            dashboard_port=ports.dashboard,
+            log_to_driver=verbose,
+            logging_level="INFO" if verbose else "ERROR",
+        )
+    except Exception as error:  # Ray has no type of its own for it
+        if TIMED_OUT not in str(error):
+            raise
+        raise ClusterTimedOut(os.getloadavg()[0], os.cpu_count() or 1) from None
 
 
 def _interrupt_and_look_after(gcs_address: str) -> Callable[[int, FrameType | None], None]:

@@ -23,6 +23,7 @@ from typing import Self
 
 import yaml
 
+from deploy.errors import TRY_AGAIN
 from deploy.ports import free_base
 from deploy.router_variable import ROUTER_VARIABLE
 from loadtest.comparison.contender import Contender
@@ -64,6 +65,21 @@ class Deployment:
 
     def __enter__(self) -> Self:
         """Raises DeploymentFailed."""
+        try:
+            self._bring_up()
+        except DeploymentFailed:
+            if self._process is None or self._process.returncode != TRY_AGAIN:
+                raise
+            self._bring_up()  # once more: an hour of other contenders' runs may lie before it
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _bring_up(self) -> None:
+        """Raises DeploymentFailed, with nothing left of it."""
         # Short: Ray puts unix sockets below it, whose paths have at most 107 characters.
         self._folder = Path(tempfile.mkdtemp(prefix="wp", dir="/tmp"))
         try:
@@ -72,12 +88,6 @@ class Deployment:
         except BaseException:
             self._stop()
             raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
 
     def _start(self) -> None:
         port = free_base()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
 import yaml
 from ray import serve
 from ray.exceptions import ActorDiedError, GetTimeoutError
@@ -15,8 +17,8 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 from rich.console import Console
 
-from deploy.errors import DeployFailed
-from deploy.launcher import _hashing, _replica_line, _Watch, _wrong_setting
+from deploy.errors import ClusterTimedOut, DeployFailed
+from deploy.launcher import _hashing, _replica_line, _start_cluster, _Watch, _wrong_setting
 from deploy.ports import Ports
 from deploy.serve_file import ServeFile
 
@@ -177,3 +179,27 @@ def test_what_a_setting_makes_impossible_is_not_tried_again(message: str, told: 
         name: SimpleNamespace(message=text) for name, text in (("Router", ""), ("Replica", message))
     }
     assert _wrong_setting(SimpleNamespace(deployments=deployments)) == told
+
+
+def test_a_cluster_that_is_not_up_in_rays_time_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's words are read from its source: another release may have others."""
+    source = Path(inspect.getfile(ray._private.node)).read_text()
+    assert "raylet_start_wait_time_s = 30" in source
+    words = "The current node timed out during startup. "
+    assert f'"{words}' in source
+
+    def fail(**_: object) -> None:
+        raise Exception(words)
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(ClusterTimedOut, match="start it again when less runs here"):
+        _start_cluster(Ports(9100), ray_dashboard=False, verbose=False)
+
+
+def test_whatever_else_ray_says_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError("no room for the object store")
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(RuntimeError, match="no room for the object store"):
+        _start_cluster(Ports(9100), ray_dashboard=False, verbose=False)

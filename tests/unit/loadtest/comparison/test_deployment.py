@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.errors import TRY_AGAIN
 from loadtest.comparison import deployment
 from loadtest.comparison.contender import Changes, of_policies
 from loadtest.comparison.deployment import Deployment
@@ -39,6 +40,20 @@ def test_what_a_launcher_leaves_behind_is_stopped(tmp_path: Path, monkeypatch: p
     while is_running(left) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_running(left)
+
+
+def test_where_too_much_runs_for_a_cluster_to_start_it_is_tried_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other contenders have run by then, perhaps for an hour."""
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f"#!/bin/sh\necho start >> {tmp_path}/starts\necho busy\nexit {TRY_AGAIN}\n")
+    launcher.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", os.fspath(launcher))
+    (contender,) = of_policies(ROOT / "deploy.yaml", ["round_robin"], Changes())
+    with pytest.raises(DeploymentFailed, match="busy"), Deployment(contender):
+        pass
+    assert (tmp_path / "starts").read_text() == "start\nstart\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
