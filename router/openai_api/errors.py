@@ -82,6 +82,7 @@ _TABLE: dict[type[BaseException], _Row] = {
     errors.BodiesBusy: _BUSY,
     errors.StructuresBusy: _BUSY,
     errors.NoReplica: _Row(503, UNAVAILABLE, "no_replica", "no_replica", lambda _error: 1.0),
+    errors.ReplicaLost: _Row(503, UNAVAILABLE, "failed", "replica_lost", lambda _error: 1.0),
     errors.RouterUnheard: _Row(503, UNAVAILABLE, "failed", "router_unheard", lambda _error: 1.0),
     # Ours.
     # Nobody waits for it any more, and what is too slow already gets three times the load by repetitions.
@@ -105,6 +106,7 @@ _FIXED_MESSAGES: dict[type[BaseException], str] = {
     shared.AdmissionFailed: "The server failed to take this request in.",
     shared.QueueFull: "All replicas are busy; try again later.",
     shared.RequestRefused: "The replica refused this request.",
+    errors.ReplicaLost: "A replica was lost; try again.",
     shared.RefusedEverywhere: "The engine cannot compute this request.",
 }
 

@@ -33,6 +33,7 @@ SECRET = "a secret prompt"
         (errors.BodiesBusy(), 429, "server_busy", "busy"),
         (errors.StructuresBusy(64), 429, "server_busy", "busy"),
         (errors.NoReplica(), 503, "no_replica", "no_replica"),
+        (errors.ReplicaLost(SECRET), 503, "replica_lost", "failed"),
         (errors.RouterUnheard(), 503, "router_unheard", "failed"),
         (shared.RequestRefused(SECRET), 503, "refused", "failed"),
         (shared.RefusedEverywhere(SECRET), 500, "refused_everywhere", "failed"),
