@@ -73,8 +73,6 @@ def lark_of(text: str) -> str:
     for node in nodes_in(rules.values()):
         if isinstance(node, RuleRefNode):
             node.target = rules[node.name]
-        elif isinstance(node, RegexNode) and node.rx == ".":
-            node.rx = _ANY_CHAR
     _rename(rules)
     return "\n".join([FROM_GBNF, "%llguidance {}", "", *map(str, rules.values()), ""])
 
@@ -129,6 +127,9 @@ class _Parser(GrammarParser):
         return CharClass(f"[{'^' * is_other}{''.join(parts)}]", chars), pos.advance()
 
     def _parse_repetition(self, pos: Position, nodes: list[ASTNode]) -> Position:
+        """Called behind each node that is read, the last of `nodes` then: a sign may follow it."""
+        if nodes and type(nodes[-1]) is RegexNode:  # the sign for any
+            nodes[-1] = CharClass(_ANY_CHAR, ANY)
         pos = super()._parse_repetition(pos, nodes)
         if nodes and type(node := nodes[-1]) is RepetitionNode:
             nodes[-1] = Repetition(node.node, node.min_times, node.max_times)

@@ -19,15 +19,12 @@ from itertools import pairwise
 from llguidance.gbnf_to_lark import (
     AlternativeNode,
     ASTNode,
-    LiteralNode,
-    RegexNode,
-    RepetitionNode,
     RuleNode,
     RuleRefNode,
     SequenceNode,
 )
 
-from router.openai_api.gbnf_nodes import ANY, OTHER, CharClass, Literal, char_set, nodes_in
+from router.openai_api.gbnf_nodes import ANY, OTHER, CharClass, Literal, Repetition, char_set, nodes_in
 
 MAX_STEPS = 200_000  # some 0.3 s; a thousand words take 70,000
 
@@ -47,7 +44,7 @@ def mark_lexemes(rules: Mapping[str, RuleNode]) -> None:
         steps = _Steps(MAX_STEPS)
         following = _Following(rules, users, steps)
         while taking := _Lexer(rules, terminals, split, steps).taking(following.by_lexeme):
-            for text in [text for kind, text in taking if kind is LiteralNode]:
+            for text in [text for kind, text in taking if kind is Literal]:
                 split.add(text)
                 following.split(text)
             _take_out([name for kind, name in taking if kind is RuleRefNode], terminals, users)
@@ -118,15 +115,11 @@ def _lexeme(node: ASTNode) -> _Lexeme:
     match node:
         case RuleRefNode():
             return RuleRefNode, node.name
-        case RegexNode():
-            return RegexNode, node.rx
-        case LiteralNode():
-            return LiteralNode, node.value
+        case CharClass():
+            return CharClass, node.rx
+        case Literal():
+            return Literal, node.value
     raise TypeError(type(node))
-
-
-def _chars(node: RegexNode) -> int:
-    return node.chars if isinstance(node, CharClass) else ANY
 
 
 class _Following:
@@ -151,19 +144,19 @@ class _Following:
     def split(self, text: str) -> None:
         """Each character of a literal is one itself, and the next comes behind it."""
         for char, behind in pairwise(text):
-            self.by_lexeme[LiteralNode, char] |= char_set(behind)
-        self.by_lexeme[LiteralNode, text[-1]] |= self.by_lexeme[LiteralNode, text]
+            self.by_lexeme[Literal, char] |= char_set(behind)
+        self.by_lexeme[Literal, text[-1]] |= self.by_lexeme[Literal, text]
 
     def _begins(self, node: ASTNode) -> int:
         self._steps.take()
         match node:
             case RuleRefNode():
                 return self._begins_by_rule[node.name]
-            case RegexNode():
-                return _chars(node)
-            case LiteralNode():
+            case CharClass():
+                return node.chars
+            case Literal():
                 return char_set(node.value[0]) if node.value else _EMPTY
-            case RepetitionNode():
+            case Repetition():
                 if node.max_times == 0:
                     return _EMPTY
                 return self._begins(node.node) | (0 if node.min_times else _EMPTY)
@@ -185,7 +178,7 @@ class _Following:
         """Behind a part of a rule, and so behind what it ends with."""
         self._steps.take()
         match node:
-            case RepetitionNode():
+            case Repetition():
                 self._put(node.node, after | self._begins(node.node) & ANY)
             case AlternativeNode():
                 for each in node.alternatives:
@@ -232,9 +225,9 @@ class _Lexer:
         leaves = {_lexeme(node): node for node in nodes_in(spelled) if _is_leaf(node)}
         for lexeme, node in leaves.items():
             kind, written = lexeme
-            if kind is LiteralNode and written in split:
+            if kind is Literal and written in split:
                 for char in set(written):
-                    self._add_lexeme(Literal(char), (LiteralNode, char))
+                    self._add_lexeme(Literal(char), (Literal, char))
             elif kind is not RuleRefNode or written in terminals:
                 self._add_lexeme(node, lexeme)
 
@@ -251,7 +244,7 @@ class _Lexer:
         for places in waiting:  # where a next character may be
             for state in self._read(places) - seen:
                 seen.add(state)
-                if len(state) == 1 and self._owner[min(state)][0] is LiteralNode:
+                if len(state) == 1 and self._owner[min(state)][0] is Literal:
                     continue  # alone up to its end
                 ended = 0
                 for place in state & self._last:
@@ -288,11 +281,11 @@ class _Lexer:
         match node:
             case RuleRefNode():
                 return self._add(self._rules[node.name].alternatives, owner)
-            case RegexNode():
-                return self._add_chars([_chars(node)], owner)
-            case LiteralNode():
+            case CharClass():
+                return self._add_chars([node.chars], owner)
+            case Literal():
                 return self._add_chars([char_set(char) for char in node.value], owner)
-            case RepetitionNode():
+            case Repetition():
                 return self._add_repeated(node, owner)
             case AlternativeNode():
                 parts = [self._add(each, owner) for each in node.alternatives]
@@ -319,7 +312,7 @@ class _Lexer:
         self._next.append([])
         return _Ends([begin], [end - 1], may_be_empty=False)
 
-    def _add_repeated(self, node: RepetitionNode, owner: _Lexeme) -> _Ends:
+    def _add_repeated(self, node: Repetition, owner: _Lexeme) -> _Ends:
         """Counted ones as any number: it is enough to find too many that go on."""
         if node.max_times == 0:
             return _Ends([], [], may_be_empty=True)
@@ -342,4 +335,4 @@ class _Lexer:
 
 
 def _is_leaf(node: ASTNode) -> bool:
-    return isinstance(node, RuleRefNode | RegexNode | LiteralNode)
+    return isinstance(node, RuleRefNode | CharClass | Literal)

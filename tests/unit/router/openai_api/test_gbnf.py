@@ -85,6 +85,10 @@ ws    ::= [ \\t\\n]*
         ('root ::= "ab" | "a" "bc"', ["ab", "abc"]),
         ('root ::= "<think>" any "</think>" "ok"\nany ::= .*', ["<think>a</th</think>ok"]),
         ('root ::= x ["é-ê"]\nx ::= "a" ("ë" "b")?', ["aé", "aëbê"]),  # bytes that begin alike
+        ('root ::= w "!"? "a"\nw ::= [a-z]*', ["ba", "b!a"]),  # behind what may be nothing
+        ('root ::= "ab" "c" | "a" "bc" "d"', ["abc", "abcd"]),  # behind the last character of what is split
+        ('root ::= "abc" | "ab" "cd"', ["abc", "abcd"]),  # and behind the others
+        ('root ::= y x "a"\nx ::= [a-z]*\ny ::= "<" x ">"', ["<b>ca"]),  # and what is made of it
     ],
 )
 def test_what_a_rule_took_is_given_back_to_what_follows(grammar: str, texts: list[str]) -> None:
