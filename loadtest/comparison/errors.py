@@ -3,6 +3,7 @@
 ComparisonError
 ├── BadDeployment      a deploy.yaml or a policy that cannot be started: what `python -m deploy check` says
 ├── DeploymentFailed   a server that did not start, or not in time: the end of its log
+│   └── MachineBusy    because Ray was not up in its own time: it may be the next time
 ├── NoAnswers          a run without one whole answer: what the server said instead
 └── BrokenAnswers      runs with answers that were not whole: how many, and what became of them
 """
@@ -26,6 +27,10 @@ class DeploymentFailed(ComparisonError):
         self.label = label
         what = "did not start" if limit_s is None else f"was not ready within {limit_s:g} s (--start-limit)"
         super().__init__(f"{label} {what}; the end of its log:\n{log_tail}")
+
+
+class MachineBusy(DeploymentFailed):
+    pass
 
 
 class NoAnswers(ComparisonError):

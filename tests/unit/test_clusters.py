@@ -1,4 +1,5 @@
-"""Of several test processes one runs all that need clusters, and begins with them; the others make room."""
+"""Of several test processes one begins with all that need clusters; the others make room, and one of them has
+all that start some."""
 
 from __future__ import annotations
 
@@ -16,14 +17,20 @@ def test_a(worker_id): note(worker_id)
 def test_b(worker_id): note(worker_id)
 def note(worker_id):
     with open(worker_id, "a") as notes:
-        notes.write(f"{pathlib.Path(__file__).parent.name} {os.getpriority(os.PRIO_PROCESS, 0)}\\n")
+        notes.write(f"{pathlib.Path(__file__).stem} {os.getpriority(os.PRIO_PROCESS, 0)}\\n")
 """
 
 
+CLUSTERS = ("test_1", "test_2", "test_3")
+PATIENT = ("test_compare", "test_simulation_validate")
+OTHERS = ("test_4", "test_5", "test_6")
+
+
 def test_one_process_begins_with_all_that_need_clusters_and_the_others_are_nicer(tmp_path: Path) -> None:
-    for name in ("e2e/test_1", "e2e/test_2", "e2e/test_3", "cache/test_4", "cache/test_5", "cache/test_6"):
-        (path := tmp_path / "tests" / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(NOTES)
+    for folder, names in (("e2e", CLUSTERS + PATIENT), ("cache", OTHERS)):
+        for name in names:
+            (path := tmp_path / "tests" / folder / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(NOTES)
     (tmp_path / "pytest.ini").touch()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider"]
     subprocess.run(
@@ -34,9 +41,12 @@ def test_one_process_begins_with_all_that_need_clusters_and_the_others_are_nicer
         timeout=120,
     )
     here = os.getpriority(os.PRIO_PROCESS, 0)
-    in_cluster, beside = f"e2e {here}", f"cache {here + BESIDE_CLUSTERS}"
+    in_cluster = [f"{name} {here}" for name in CLUSTERS for _ in "ab"]
+    patient = [f"{name} {here + BESIDE_CLUSTERS}" for name in PATIENT for _ in "ab"]
+    beside = [f"{name} {here + BESIDE_CLUSTERS}" for name in OTHERS for _ in "ab"]
     ran = {path.name: path.read_text().splitlines() for path in tmp_path.glob("gw*")}
-    assert sorted(line for lines in ran.values() for line in lines) == [beside] * 6 + [in_cluster] * 6
-    with_clusters, other = sorted(ran.values(), key=lambda lines: in_cluster not in lines)
-    assert with_clusters[:6] == [in_cluster] * 6
-    assert set(other) == {beside}
+    assert sorted(line for lines in ran.values() for line in lines) == sorted(in_cluster + patient + beside)
+    with_clusters, other = sorted(ran.values(), key=lambda lines: in_cluster[0] not in lines)
+    assert with_clusters[:6] == in_cluster
+    assert not set(other) & set(in_cluster)
+    assert any(set(patient) <= set(lines) for lines in ran.values())
