@@ -60,6 +60,11 @@ class Server:
         lines = [line for line in text.splitlines() if line.startswith((name + " ", name + "{"))]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
+    def log_tails(self) -> list[tuple[str, str]]:
+        """The file's name, and the end of it, of what each process of Serve's has logged."""
+        logs = [self.log, *sorted(self.temp.glob("ray/session_2*/logs/serve/*.log"))]
+        return [(log.name, log.read_text(errors="replace")[-4000:]) for log in logs]
+
 
 def deploy_file(
     folder: Path,

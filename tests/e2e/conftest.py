@@ -1,8 +1,9 @@
-"""Deployments that modules share: `deployments.py` says which there are."""
+"""Deployments that modules share: `deployments.py` says which there are. What one has logged is shown where a
+test of it fails: its folder is gone soon."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,13 @@ def server(request: pytest.FixtureRequest, shared_folder: Path) -> Iterator[Serv
     deployment: Deployment = request.param
     with running_server(**deployment.settings(shared_folder)) as running:
         yield running
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        for value in getattr(item, "funcargs", {}).values():
+            if isinstance(value, Server):
+                report.sections += value.log_tails()
+    return report
