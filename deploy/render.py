@@ -117,6 +117,8 @@ def _named(change: dict[str, Any], content: Mapping[str, Any], path: Path) -> di
     A misspelt name would add a second one, which Serve would ignore or fail on minutes later; of two items
     with one name only the last would be laid over.
     """
+    if "applications" in change and change["applications"] is None:
+        raise DeployFileError(path, "applications: must not be null, with which nothing would be served")
     known = {app[NAME_KEY]: app for app in content["applications"]}
     for app in _items_of(change, "applications", known, path):
         theirs = known[app[NAME_KEY]]

@@ -119,6 +119,7 @@ def test_is_the_same_text_every_time_and_a_patch_holds_it_unchanged(tmp_path: Pa
         ({"applications": [{"name": "other"}]}, DeployFileError, "must be one of warmpath"),
         ({"applications": {"warmpath": {}}}, DeployFileError, "must be one of warmpath"),
         ({"applications": True}, DeployFileError, "applications: must be a list, and each name must be"),
+        ({"applications": None}, DeployFileError, "applications: must not be null"),
         ({"applications": [{"name": []}]}, DeployFileError, "must be one of warmpath"),
         (application(deployments=2), DeployFileError, "deployments: must be a list, and each name must be"),
         (
