@@ -6,6 +6,7 @@ alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
@@ -20,9 +21,10 @@ from k8s.manifests import (
     Pod,
     gateway_labels,
     named,
-    quantity,
     selects,
 )
+from k8s.quantities import quantity
+from k8s.shapes import DRAIN_VARIABLE, HARD_STOP_VARIABLE
 
 SERVING_PORT = 8000
 OPEN_PORTS = frozenset({SERVING_PORT, 8080, 8265, 6379})  # 6379: of Redis, to Ray pods
@@ -44,12 +46,12 @@ LEAVING_TAINTS = frozenset(
 )
 """Of nodes that are being emptied. Who tolerates them is placed there anew; Karpenter never drains it."""
 
-DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+_SECONDS = re.compile(r"\d+(\.\d+)?s?$")
 RAY_DRAIN_S = 30.0  # Ray's default, in 2.60
 
 
 def hardening_findings(where: str, manifests: Manifests, config: ServeFile | None) -> Iterator[Finding]:
-    """config: the Serve config inside, if it could be read."""
+    """Of each object alone. config: the Serve config inside, if it could be read."""
     for pod in manifests.pods():
         for message in (*_pod(pod), *(_ray_pod(pod) if pod.is_ray else ())):
             yield Finding(where, pod.owner, message)
@@ -61,7 +63,6 @@ def hardening_findings(where: str, manifests: Manifests, config: ServeFile | Non
     if config is not None:
         for message in _secrets(config):
             yield Finding(where, "RayService/serveConfigV2", message)
-    yield from _policies(where, manifests, config)
 
 
 def _secrets(config: ServeFile) -> Iterator[str]:
@@ -157,9 +158,9 @@ def _cluster(manifests: Manifests, service: Mapping[str, Any]) -> Iterator[str]:
         yield "rayClusterConfig.authOptions.mode must be token: Ray's gRPC ports unpickle what they are sent"
     if cluster.get("rayVersion") != version("ray"):
         yield f"rayVersion is {cluster.get('rayVersion')}; the project is tested with {version('ray')}"
-    if float(cluster["headGroupSpec"].get("rayStartParams", {}).get("num-cpus", 1)) != 0:
-        yield "headGroupSpec: num-cpus must be 0: no work on the pod that all depend on"
     pods = [pod for pod in manifests.pods() if pod.is_ray]
+    if any(pod.number_given("num-cpus", 1) for pod in pods if pod.is_head):
+        yield "headGroupSpec: num-cpus must be 0: no work on the pod that all depend on"
     if len({str(pod.main.get("env")) for pod in pods}) > 1:
         yield "env differs between head and workers: proxies and replicas would not understand each other"
     if len({pod.main.get("image") for pod in pods}) > 1:
@@ -194,9 +195,9 @@ def _patience(manifests: Manifests, service: Mapping[str, Any], config: ServeFil
                 f"{pod.group}: {DRAIN_VARIABLE} is {drain_s:g}; should be above graceful_shutdown_timeout_s "
                 f"({answer_s:g}), and {waits_s:g} s (preStop) below terminationGracePeriodSeconds ({grace_s})"
             )
-        reload_s = float(environment.get("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S") or 0)
+        reload_s = float(environment.get(HARD_STOP_VARIABLE) or 0)
         if reload_s <= answer_s:
-            yield f"{pod.group}: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S must be above {answer_s:g}"
+            yield f"{pod.group}: {HARD_STOP_VARIABLE} must be above {answer_s:g}"
     delay_s = service["spec"].get("rayClusterDeletionDelaySeconds", 60)
     if delay_s <= answer_s:
         yield f"rayClusterDeletionDelaySeconds is {delay_s}; should be above {answer_s:g}"
@@ -205,12 +206,14 @@ def _patience(manifests: Manifests, service: Mapping[str, Any], config: ServeFil
 def _slept_s(handler: Mapping[str, Any]) -> float:
     """By the command or, since Kubernetes 1.30, by the kubelet itself."""
     match handler:
-        case {"exec": {"command": ["sleep", seconds]}} | {"sleep": {"seconds": seconds}}:
+        case {"exec": {"command": ["sleep", str(seconds)]}} if _SECONDS.match(seconds):
+            return float(seconds.removesuffix("s"))
+        case {"sleep": {"seconds": seconds}}:
             return float(seconds)
     return 0.0
 
 
-def _policies(where: str, manifests: Manifests, config: ServeFile | None) -> Iterator[Finding]:
+def policy_findings(where: str, manifests: Manifests, config: ServeFile | None) -> Iterator[Finding]:
     """Every pod is closed by default; only Ray pods reach all ports of Ray pods; keys before an open port."""
     policies = manifests.of_kind("NetworkPolicy")
     if not any(_closes_all(each["spec"]) for each in policies):

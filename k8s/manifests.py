@@ -1,6 +1,6 @@
 """The objects of one overlay, and the pods they would become.
 
-Knows which labels KubeRay puts on a pod itself, since selectors rely on them. Reads YAML; judges nothing.
+Knows which labels KubeRay puts on a pod itself, since selectors rely on them. Judges nothing.
 """
 
 from __future__ import annotations
@@ -9,25 +9,20 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
-import yaml
+from k8s.documents import documents
+from k8s.quantities import quantity
 
 RAY_SERVICE = "RayService"
 HEAD_GROUP = "headgroup"
 WORKLOADS = ("Pod", "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob")
 GATEWAY_LABEL = "gateway.networking.k8s.io/gateway-name"
 MOST_PODS = (1 << 31) - 1  # of a group that names no maxReplicas
+MOST = 1e18  # of any resource
 NUMBERS_GIVEN = ("num-cpus", "num-gpus", "memory", "object-store-memory")  # to `ray start`
 GATEWAY_PORT = 80  # of the listener that KubeRay gives the Gateway it makes
-_NUMBER = re.compile(r"\d+(\.\d+)?")
-_SUFFIXES = {
-    "": Decimal(1),
-    "m": Decimal("0.001"),
-    **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGT", 1)},
-    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGT", 1)},
-}
+_NUMBER = re.compile(r"\d{1,18}(\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,22 +132,22 @@ class Pod:
         """
         try:
             found = json.loads(json.loads(self.ray_params.get("resources", '"{}"')))
-            return {name: float(number) for name, number in found.items()}
-        except (ValueError, TypeError, AttributeError):
+            named = {name: float(number) for name, number in found.items()}
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
+        return named if all(0 <= number <= MOST for number in named.values()) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """Everything that one `kubectl apply` would send."""
+    """Everything that one `kubectl apply` would send, as far as `k8s.schema_check` found it sound."""
 
     objects: tuple[Mapping[str, Any], ...]
 
     @classmethod
     def parse(cls, text: str) -> Manifests:
-        # libyaml's loader where there is one: ten times faster.
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        return cls(tuple(each for each in yaml.load_all(text, Loader=loader) if each is not None))
+        """Of a text that is known to be sound."""
+        return cls(tuple(documents(text)))
 
     def of_kind(self, *kinds: str) -> list[Mapping[str, Any]]:
         return [each for each in self.objects if each["kind"] in kinds]
@@ -193,16 +188,6 @@ def gateway_labels(service: Mapping[str, Any]) -> dict[str, str] | None:
 
 def named(thing: Mapping[str, Any]) -> str:
     return f"{thing['kind']}/{thing['metadata']['name']}"
-
-
-def quantity(value: str | float) -> Decimal:
-    """Kubernetes' "500m" or "2Gi" as a number: cores, or bytes. Raises ValueError."""
-    text = str(value)
-    digits = text.rstrip("".join({letter for suffix in _SUFFIXES for letter in suffix}))
-    try:
-        return Decimal(digits) * _SUFFIXES[text[len(digits) :]]
-    except (KeyError, ArithmeticError):
-        raise ValueError(f"{value!r} is no quantity") from None
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:

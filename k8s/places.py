@@ -89,7 +89,7 @@ def can_build() -> bool:
 def build(place: Place) -> str:
     """What `kubectl apply -k` would send. Raises CalledProcessError with kustomize's words in `stderr`."""
     command = ["kubectl", "kustomize", str(place.folder)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, errors="replace").stdout
 
 
 def kept_text(place: Place) -> str:

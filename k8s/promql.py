@@ -18,31 +18,44 @@ from typing import Any
 
 import yaml
 
+from cache.errors import ConfigError
 from k8s.findings import Finding
 from k8s.manifests import Manifests
 from k8s.places import COMMAND, PLACES
+from k8s.schema_check import mistakes
+from k8s.shapes import DASHBOARD
 
 RATE_INTERVAL = "$__rate_interval"  # Grafana puts the window in its place
 KEPT = "rendered/expressions.txt"
 
 
 def rule_groups() -> list[dict[str, Any]]:
-    """As the PrometheusRule has them: what a rule file holds under `groups`."""
-    (rule,) = Manifests.parse(PLACES["monitoring"].kept.read_text()).of_kind("PrometheusRule")
-    found: list[dict[str, Any]] = rule["spec"]["groups"]
-    return found
+    """As the PrometheusRules have them: what a rule file holds under `groups`."""
+    rules = _monitoring().of_kind("PrometheusRule")
+    return [group for rule in rules for group in rule["spec"].get("groups", ())]
 
 
 def alerts() -> list[dict[str, Any]]:
-    return [each for group in rule_groups() for each in group["rules"]]
+    return [each for group in rule_groups() for each in group.get("rules", ())]
 
 
 def dashboard() -> dict[str, Any]:
-    """As Grafana's sidecar gets it."""
-    (config_map,) = Manifests.parse(PLACES["monitoring"].kept.read_text()).of_kind("ConfigMap")
-    (text,) = config_map["data"].values()
-    found: dict[str, Any] = json.loads(text)
+    """As Grafana's sidecar gets it. Raises ConfigError."""
+    texts = [text for each in _monitoring().of_kind("ConfigMap") for text in each.get("data", {}).values()]
+    if len(texts) != 1:
+        raise ConfigError("ConfigMap", len(texts), "must have one file, the dashboard")
+    try:
+        found: dict[str, Any] = json.loads(texts[0])
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("ConfigMap", texts[0][:80], f"must be JSON: {error}") from None
+    mistake = next(mistakes(DASHBOARD, found), None)
+    if mistake is not None:
+        raise ConfigError("ConfigMap", "the dashboard", f"must be as Grafana has them: {mistake}")
     return found
+
+
+def _monitoring() -> Manifests:
+    return Manifests.parse(PLACES["monitoring"].kept.read_text())
 
 
 def panel_queries() -> dict[str, str]:
@@ -56,7 +69,8 @@ def panel_queries() -> dict[str, str]:
 
 def expressions() -> dict[str, str]:
     """Where -> PromQL, of all of it."""
-    return {each["alert"]: each["expr"] for each in alerts()} | panel_queries()
+    rules = {each.get("alert") or each.get("record", ""): str(each["expr"]) for each in alerts()}
+    return rules | panel_queries()
 
 
 def has_promtool() -> bool:
@@ -64,10 +78,14 @@ def has_promtool() -> bool:
 
 
 def promql_findings() -> Iterator[Finding]:
-    """What promtool refuses, or has not been shown."""
+    """What promtool refuses, or has not been shown. Of manifests that are sound."""
     kept = PLACES["monitoring"].kept.parent.parent / KEPT
-    found = expressions()
-    if not kept.exists() or kept.read_text() != expressions_text(found):
+    try:
+        found = expressions()
+    except ConfigError as error:
+        yield Finding("monitoring", "ConfigMap", str(error))
+        return
+    if not kept.exists() or kept.read_bytes() != expressions_text(found).encode():
         message = f"is not what alerts and dashboard ask: run `{COMMAND}` where promtool is installed"
         yield Finding("monitoring", KEPT, message)
     if has_promtool():

@@ -20,9 +20,9 @@ from k8s.manifests import (
     Pod,
     gateway_labels,
     named,
-    quantity,
     selects,
 )
+from k8s.quantities import quantity
 from router.config import RecordConfig
 
 NAMESPACE = "warmpath"
@@ -316,7 +316,8 @@ def _router_settings(pod: Pod, app: AppConfig) -> Iterator[str]:
 def _waits_for(pod: Pod) -> set[str]:
     """Models that init containers wait for."""
     containers = pod.spec.get("initContainers", ())
-    return {each["value"] for one in containers for each in one.get("env", ()) if each["name"] == "MODEL"}
+    variables = [each for one in containers for each in one.get("env", ()) if each["name"] == "MODEL"]
+    return {each["value"] for each in variables if "value" in each}
 
 
 def _recording(pod: Pod, record: RecordConfig) -> Iterator[str]:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from k8s.check import manifest_findings
+from k8s.documents import as_sent
 from k8s.manifests import Manifests, named
 from k8s.places import PLACES
 
@@ -20,10 +21,15 @@ def shipped(name: str) -> Manifests:
     return Manifests.parse(PLACES[name].kept.read_text())
 
 
+def beside(name: str, text: str) -> Manifests:
+    """These objects, and those of the overlay that they refer to."""
+    return Manifests((*shipped(name).objects, *Manifests.parse(text).objects))
+
+
 def findings(manifests: Manifests, change: Break) -> list[str]:
     things = {named(each): copy.deepcopy(dict(each)) for each in manifests.objects}
     change(things)
-    return [str(each) for each in manifest_findings("x", Manifests(tuple(things.values())))]
+    return [str(each) for each in manifest_findings("x", [*as_sent(things.values())])]
 
 
 def cluster(things: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.router_variable import ROUTER_VARIABLE
-from k8s.hardening import DRAIN_VARIABLE
+from k8s.shapes import DRAIN_VARIABLE
 from tests.unit.k8s.breaks import (
     Break,
     cluster,
@@ -74,6 +74,10 @@ IN_DEMO: list[tuple[Break, str]] = [
     (lambda t: worker(t, 0).update(terminationGracePeriodSeconds=140), "DRAIN_TIMEOUT_S is 140; should"),
     (lambda t: undrained(container(t, 0)), "DRAIN_TIMEOUT_S is 30; should be above"),
     (lambda t: drop(container(t, 0), "lifecycle"), "preStop must sleep"),
+    (
+        lambda t: container(t, 0).update(lifecycle={"preStop": {"exec": {"command": ["sleep", "soon"]}}}),
+        "preStop must sleep",
+    ),
     (
         lambda t: t["RayService/warmpath"]["spec"].update(rayClusterDeletionDelaySeconds=60),
         "should be above 120",
@@ -174,6 +178,7 @@ def users_of_the_clusters_own(things: dict[str, dict[str, Any]]) -> None:
     [
         users_of_the_clusters_own,
         lambda t: container(t, 0).update(lifecycle={"preStop": {"sleep": {"seconds": 5}}}),
+        lambda t: container(t, 0).update(lifecycle={"preStop": {"exec": {"command": ["sleep", "5s"]}}}),
         lambda t: t["NetworkPolicy/deny-all"]["spec"].update(ingress=[]),
     ],
 )

@@ -18,6 +18,7 @@ from cache.errors import DeadlineExceeded
 from cache.messages import Delta, GenerateRequest
 from cache.types import ReplicaId
 from k8s import promql
+from k8s.manifests import Manifests
 from k8s.places import ROOT
 from k8s.promql import (
     alerts,
@@ -262,6 +263,29 @@ def test_an_expression_that_promtool_has_not_seen_is_told(
     monkeypatch.setattr(promql, "expressions", lambda: changed)
     (told,) = [str(each) for each in promql_findings()]
     assert "rendered/expressions.txt: is not what alerts and dashboard ask" in told
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "ConfigMap = 0: must have one file, the dashboard"),
+        ({"a": "{}", "b": "{}"}, "ConfigMap = 2: must have one file"),
+        ({"a": "{"}, "must be JSON: "),
+        ({"a": "{}"}, "must be as Grafana has them: the object: 'panels' is a required"),
+        (
+            {"a": '{"panels": [{"title": "a", "targets": [{"refId": "A", "expr": 7}]}]}'},
+            "panels.0.targets.0.expr: 7 is not of type 'string'",
+        ),
+    ],
+)
+def test_what_is_no_dashboard_is_told(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], said: str
+) -> None:
+    manifests = Manifests(({"kind": "ConfigMap", "data": files},))
+    monkeypatch.setattr(promql, "_monitoring", lambda: manifests)
+    (told,) = [str(each) for each in promql_findings()]
+    assert told.startswith("monitoring: ConfigMap: ")
+    assert said in told
 
 
 def test_what_promtool_refuses_is_told_with_its_place_and_not_kept(

@@ -8,8 +8,9 @@ import shlex
 
 import pytest
 
-from k8s.manifests import Manifests, quantity
+from k8s.manifests import Manifests
 from k8s.places import PLACES, ROOT
+from k8s.quantities import quantity
 from k8s.references import SECRETS
 
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from k8s.check import beside, prefix_findings
+from k8s.check import prefix_findings
 from k8s.places import PLACES, ROOT, Place
-from tests.unit.k8s.breaks import Break, findings, serve, shipped
+from tests.unit.k8s.breaks import Break, beside, findings, serve, shipped
 
 SCRAPES = "kind: ScrapeConfig\nmetadata:\n  namespace: warmpath\n"  # as kustomize has it
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from k8s.check import beside
 from k8s.manifests import GATEWAY_LABEL
 from k8s.places import PLACES
 from tests.unit.k8s.breaks import (
     Break,
+    beside,
     cluster,
     container,
     drop,

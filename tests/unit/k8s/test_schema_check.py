@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from k8s.check import beside
 from k8s.places import PLACES
-from tests.unit.k8s.breaks import Break, cluster, container, drop, findings, group, head, shipped
+from tests.unit.k8s.breaks import Break, beside, cluster, container, drop, findings, group, head, shipped
 
 IN_DEMO: list[tuple[Break, str]] = [
     (lambda t: cluster(t).update(authOption={}), "'authOption' was unexpected"),

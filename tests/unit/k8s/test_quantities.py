@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from k8s.manifests import quantity
+from k8s.quantities import quantity
 
 
 @pytest.mark.parametrize(
