@@ -17,6 +17,7 @@ from deploy.scaling_options import replica_bounds
 from deploy.serve_file import ServeFile
 from k8s.findings import Finding
 from k8s.manifests import RAY_SERVICE, Manifests, Pod, named, selects
+from k8s.ray_groups import MOST_PODS, group_mistakes, is_selected
 from replica.config import ReplicaConfig
 from replica.memory import human_bytes
 
@@ -35,11 +36,13 @@ class Demand:
     low: int  # replicas at rest
     high: int  # at most, a rolling update included
     per_pod: int | None  # max_replicas_per_node
+    label_selector: Mapping[str, str]  # labels of the groups that it may be on
 
 
 def capacity_findings(where: str, manifests: Manifests, config: ServeFile) -> Iterator[Finding]:
     pods = [pod for pod in manifests.pods() if pod.is_ray]
-    advice = "" if _is_scaled(manifests) else f"; {_FIXED}"
+    is_scaled = _is_scaled(manifests)
+    advice = "" if is_scaled else f"; {_FIXED}"
     for name, slot in SLOT_BY_DEPLOYMENT.items():
         demand = _demand(name, config.options(name))
         if not demand.per_replica.get(slot):
@@ -47,7 +50,8 @@ def capacity_findings(where: str, manifests: Manifests, config: ServeFile) -> It
                 where, f"serveConfigV2/{name}", f"ray_actor_options.resources must ask for {slot!r}"
             )
             continue
-        fitting = [pod for pod in pods if pod.slots.get(slot)]
+        selected = [pod for pod in pods if is_selected(pod.ray_group, demand.label_selector)]
+        fitting = [pod for pod in selected if pod.slots.get(slot)]
         for low, wanted, when in ((True, demand.low, "at rest"), (False, demand.high, "in full")):
             places = sum((pod.min_pods if low else pod.max_pods) * _places(demand, pod) for pod in fitting)
             if places < wanted:
@@ -60,7 +64,8 @@ def capacity_findings(where: str, manifests: Manifests, config: ServeFile) -> It
     for pod in pods:
         engines = pod.slots.get("engine", 0)
         of_engines = _engines(pod, engines, config.app.replica) if engines else ()
-        for message in (*_offered(pod), *of_engines):
+        mistakes = group_mistakes(pod.ray_group, is_scaled=is_scaled)
+        for message in (*mistakes, *_offered(pod), *of_engines):
             yield Finding(where, pod.owner, message)
     yield from _budgets(where, manifests, config)
 
@@ -77,7 +82,8 @@ def _demand(name: str, options: Mapping[str, Any]) -> Demand:
     per_replica |= actor.get("resources") or {}
     low, high = replica_bounds(options)
     surge = math.ceil(high * options.get("max_surge_percent", 0) / 100)
-    return Demand(name, per_replica, low, high + surge, options.get("max_replicas_per_node"))
+    per_pod, selector = options.get("max_replicas_per_node"), actor.get("label_selector") or {}
+    return Demand(name, per_replica, low, high + surge, per_pod, selector)
 
 
 def _budgets(where: str, manifests: Manifests, config: ServeFile) -> Iterator[Finding]:
@@ -105,7 +111,8 @@ def _budgets(where: str, manifests: Manifests, config: ServeFile) -> Iterator[Fi
 def _places(demand: Demand, pod: Pod) -> int:
     """Replicas that one pod holds."""
     offered = {**pod.slots, "memory": pod.number_given("memory", pod.memory_bytes)}
-    counts = [math.floor(offered.get(key, 0) / value) for key, value in demand.per_replica.items() if value]
+    shares = [offered.get(key, 0) / value for key, value in demand.per_replica.items() if value]
+    counts = [math.floor(min(each, MOST_PODS)) for each in shares]  # of next to nothing: infinity
     return min([*counts, *([] if demand.per_pod is None else [demand.per_pod])])
 
 
@@ -126,7 +133,8 @@ def _idle(demand: Demand, pod: Pod, fitting: list[Pod]) -> Iterator[str]:
 
 def _shape(demand: Demand, pods: list[Pod]) -> str:
     each = ", ".join(f"{pod.group} {_number(pod)} of {pod.slots}" for pod in pods)
-    return f"one asks for {dict(demand.per_replica)}; {each or 'no pod offers it'}"
+    asked = dict(demand.per_replica) | dict(demand.label_selector)
+    return f"one asks for {asked}; {each or 'no pod offers it'}"
 
 
 def _number(pod: Pod) -> str:

@@ -159,7 +159,7 @@ def _cluster(manifests: Manifests, service: Mapping[str, Any]) -> Iterator[str]:
     if cluster.get("rayVersion") != version("ray"):
         yield f"rayVersion is {cluster.get('rayVersion')}; the project is tested with {version('ray')}"
     pods = [pod for pod in manifests.pods() if pod.is_ray]
-    if any(pod.number_given("num-cpus", 1) for pod in pods if pod.is_head):
+    if any(pod.slots["CPU"] for pod in pods if pod.is_head):
         yield "headGroupSpec: num-cpus must be 0: no work on the pod that all depend on"
     if len({str(pod.main.get("env")) for pod in pods}) > 1:
         yield "env differs between head and workers: proxies and replicas would not understand each other"

@@ -6,19 +6,20 @@ Knows which labels KubeRay puts on a pod itself, since selectors rely on them. J
 from __future__ import annotations
 
 import json
+import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from k8s.documents import documents
 from k8s.quantities import quantity
+from k8s.ray_groups import HEAD_GROUP, numbers_of_pods, pod_labels, start_params
 
 RAY_SERVICE = "RayService"
-HEAD_GROUP = "headgroup"
 WORKLOADS = ("Pod", "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob")
 GATEWAY_LABEL = "gateway.networking.k8s.io/gateway-name"
-MOST_PODS = (1 << 31) - 1  # of a group that names no maxReplicas
 MOST = 1e18  # of any resource
 NUMBERS_GIVEN = ("num-cpus", "num-gpus", "memory", "object-store-memory")  # to `ray start`
 GATEWAY_PORT = 80  # of the listener that KubeRay gives the Gateway it makes
@@ -33,7 +34,7 @@ class Pod:
     group: str  # KubeRay's group; the workload's name elsewhere
     labels: Mapping[str, str]
     spec: Mapping[str, Any]
-    ray_params: Mapping[str, str]  # `ray start` options; empty where no Ray runs
+    ray_group: Mapping[str, Any]  # of the RayCluster; empty where no Ray runs
     min_pods: int
     max_pods: int
 
@@ -45,7 +46,7 @@ class Pod:
 
     @property
     def is_ray(self) -> bool:
-        return "ray.io/is-ray-node" in self.labels
+        return bool(self.ray_group)
 
     @property
     def is_head(self) -> bool:
@@ -109,9 +110,20 @@ class Pod:
         )
 
     @property
+    def ray_params(self) -> Mapping[str, str]:
+        """`ray start` options; empty where no Ray runs."""
+        return start_params(self.ray_group)
+
+    @property
     def slots(self) -> dict[str, float]:
-        """Ray's resources of one such pod: CPU, GPU and what `resources` names."""
-        found = {"CPU": self.number_given("num-cpus"), "GPU": self.number_given("num-gpus")}
+        """Ray's resources of one such pod: CPU, GPU and custom ones. KubeRay adds the container's where no
+        option says how many."""
+        requests = self.main.get("resources", {}).get("requests", {})
+        cpus = math.ceil(self.num_cpus or quantity(requests.get("cpu", 0)))
+        found = {
+            "CPU": self.number_given("num-cpus", cpus),
+            "GPU": self.number_given("num-gpus", self.num_gpus),
+        }
         return found | (self.named_slots or {})
 
     def number_given(self, name: str, default: float = 0.0) -> float:
@@ -126,13 +138,13 @@ class Pod:
 
     @property
     def named_slots(self) -> dict[str, float] | None:
-        """What `resources` names; None where Ray could not read it.
+        """Custom resources; None where Ray could not read them.
 
-        A JSON string in a JSON string: KubeRay puts it into a shell command.
+        JSON in quotes: KubeRay puts it into a shell command.
         """
         try:
-            found = json.loads(json.loads(self.ray_params.get("resources", '"{}"')))
-            named = {name: float(number) for name, number in found.items()}
+            (text,) = shlex.split(self.ray_params.get("resources", "{}"))
+            named = {name: float(number) for name, number in json.loads(text).items()}
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
         return named if all(0 <= number <= MOST for number in named.values()) else None
@@ -216,32 +228,9 @@ def _ray_pods(service: Mapping[str, Any]) -> Iterator[Pod]:
     is_scaled = cluster.get("enableInTreeAutoscaling", False)
     groups = [(HEAD_GROUP, cluster["headGroupSpec"], (1, 1))]
     groups += [
-        (group["groupName"], group, _numbers_of_pods(group, is_scaled=is_scaled))
+        (group["groupName"], group, numbers_of_pods(group, is_scaled=is_scaled))
         for group in cluster.get("workerGroupSpecs", ())
     ]
     for name, group, (low, high) in groups:
-        template = group["template"]
-        labels = {
-            "app.kubernetes.io/name": "kuberay",
-            "app.kubernetes.io/created-by": "kuberay-operator",
-            **template.get("metadata", {}).get("labels", {}),
-            "ray.io/is-ray-node": "yes",
-            "ray.io/node-type": "head" if name == HEAD_GROUP else "worker",
-            "ray.io/group": name,
-        }
-        params = group.get("rayStartParams", {})
-        yield Pod(f"{named(service)} {name}", name, labels, template["spec"], params, low, high)
-
-
-def _numbers_of_pods(group: Mapping[str, Any], *, is_scaled: bool) -> tuple[int, int]:
-    """Fewest and most pods of a worker group. Without Ray's autoscaler: `replicas` of them, within both.
-
-    What is left out is the definition's own: none at least, and any number.
-    """
-    if group.get("suspend"):
-        return 0, 0
-    low, high = group.get("minReplicas", 0), group.get("maxReplicas", MOST_PODS)
-    if not is_scaled:
-        low = high = min(max(low, group.get("replicas", 0)), high)
-    num_hosts = group.get("numOfHosts", 1)  # pods that a replica of the group is
-    return low * num_hosts, high * num_hosts
+        labels, spec = pod_labels(name, group), group["template"]["spec"]
+        yield Pod(f"{named(service)} {name}", name, labels, spec, group, low, high)

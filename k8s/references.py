@@ -23,6 +23,7 @@ from k8s.manifests import (
     selects,
 )
 from k8s.quantities import quantity
+from k8s.ray_groups import given_labels
 from router.config import RecordConfig
 
 NAMESPACE = "warmpath"
@@ -93,7 +94,7 @@ def _pod(where: str, manifests: Manifests, pod: Pod) -> Iterator[Finding]:
             if port is not None and port not in FREE_PORTS and not pod.has_port(port):
                 yield finding(f"{probe}: no container port is {port!r}")
     if pod.is_ray:
-        for label in sorted(KUBERAY_SELECTS_BY & _template_labels(manifests, pod).keys()):
+        for label in sorted(KUBERAY_SELECTS_BY & given_labels(pod.ray_group).keys()):
             yield finding(f"label {label}: the head's Service selects by KubeRay's own value of it")
     for constraint in spec.get("topologySpreadConstraints", ()):
         if not selects(constraint.get("labelSelector", {}), pod.labels):
@@ -145,16 +146,6 @@ def _secret(name: str, keys: list[str]) -> Iterator[str]:
     for key in keys:
         if key not in SECRETS[name]:
             yield f"Secret {name} has no key {key!r}; it has {', '.join(sorted(SECRETS[name]))}"
-
-
-def _template_labels(manifests: Manifests, pod: Pod) -> dict[str, str]:
-    for service in manifests.of_kind(RAY_SERVICE):
-        cluster = service["spec"]["rayClusterConfig"]
-        groups = {group["groupName"]: group for group in cluster.get("workerGroupSpecs", ())}
-        template = (cluster["headGroupSpec"] if pod.is_head else groups[pod.group])["template"]
-        labels: dict[str, str] = template.get("metadata", {}).get("labels", {})
-        return labels
-    return {}
 
 
 def _selectors(where: str, manifests: Manifests) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,9 +15,13 @@ SCALING = [place for place in PLACES.values() if place.name not in ("cpu-demo", 
 NAMES = [place.name for place in SCALING]
 
 
-def read_by_ray(name: str) -> dict[str, Any]:
-    """The autoscaling config that the sidecar derives from the RayCluster that KubeRay makes."""
+def of_place(name: str) -> dict[str, Any]:
     (service,) = Manifests.parse(PLACES[name].kept.read_text()).of_kind(RAY_SERVICE)
+    return read_by_ray(service)
+
+
+def read_by_ray(service: Mapping[str, Any]) -> dict[str, Any]:
+    """The autoscaling config that the sidecar derives from the RayCluster that KubeRay makes."""
     cluster = {
         "metadata": {"name": "warmpath-x", "namespace": service["metadata"]["namespace"]},
         "spec": service["spec"]["rayClusterConfig"],
@@ -27,7 +32,7 @@ def read_by_ray(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_groups_are_what_the_manifests_say(name: str) -> None:
-    groups = read_by_ray(name)["available_node_types"]
+    groups = of_place(name)["available_node_types"]
     pods = [pod for pod in Manifests.parse(PLACES[name].kept.read_text()).pods() if pod.is_ray]
     assert groups.keys() == {pod.group for pod in pods}
     for pod in pods:
@@ -43,7 +48,7 @@ def test_groups_are_what_the_manifests_say(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_replica_that_finds_no_place_makes_it_start_a_pod(name: str) -> None:
     """Each deployment asks for no more than one pod of its group has: else no pod would ever come."""
-    groups = read_by_ray(name)["available_node_types"]
+    groups = of_place(name)["available_node_types"]
     config = PLACES[name].config() if PLACES[name].settings else PLACES["gpu"].config()
     for deployment, group in (("Router", "routers"), ("Replica", "engines")):
         options = config.options(deployment)["ray_actor_options"]
@@ -54,4 +59,4 @@ def test_a_replica_that_finds_no_place_makes_it_start_a_pod(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_idle_pods_are_kept_for_the_time_the_page_says(name: str) -> None:
-    assert read_by_ray(name)["idle_timeout_minutes"] == 5
+    assert of_place(name)["idle_timeout_minutes"] == 5

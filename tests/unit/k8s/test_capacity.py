@@ -160,6 +160,7 @@ def parts_of_cards(things: dict[str, dict[str, Any]]) -> None:
         lambda t: serve(t, "max_replicas_per_node: 1", "max_replicas_per_node: '1'"),
         lambda t: serve(t, "device: cuda\n", "device: cuda\n      host_cache_gib: 40\n"),
         lambda t: serve(t, "num_gpus: 1", "num_gpus: 1\n      memory: 40000000000"),
+        lambda t: serve(t, "num_gpus: 1", "num_gpus: 1\n      memory: 1.0e-300"),
         parts_of_cards,
     ],
 )
