@@ -388,10 +388,10 @@ class PrefixKeeper:
         told: PinnedPrefix | None,
         holders: Iterable[ReplicaId],
     ) -> None:
-        """kept, told: None where another Router keeps it, and where nobody has told of it. Of one that was
-        being made a replica may come to hold a copy as long as that may take: its call was lost, or cancelled
-        a moment after it was given back."""
-        is_whole = kept is None or (kept.is_established and kept.work is None)
+        """kept, told: None where another Router keeps it, and where nobody has told of it. A replica may come
+        to hold a copy as long as making one may take: its call was lost, or cancelled a moment after it was
+        given back. That none was asked for only the Router knows that kept it."""
+        is_whole = kept is not None and kept.is_established and kept.work is None and not kept.may_come_late
         self._bury(
             pin_id,
             holders,

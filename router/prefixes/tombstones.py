@@ -25,7 +25,7 @@ from router.prefixes.prefix import PinnedPrefix
 
 FORGET_S = 5.0  # what was given back may still be in a report that is on its way
 END_AGAIN_S = 2.0  # between two attempts at ending a copy that is told of all the same
-# Some 20 MB. So many are given back within the seconds that a replica hangs, or never.
+# Some 20 MB. So many are given back within the minutes that each is remembered, or never.
 MAX_TOMBSTONES = 1 << 16
 # Of those that nobody tells of: milliseconds of the event loop. Where there are more, the others' turn comes
 # with the next looks, and they are remembered for that much longer: a minute where there are MAX_TOMBSTONES.

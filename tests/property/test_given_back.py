@@ -2,8 +2,8 @@
 
 Two Routers share replicas that calls, answers and reports miss for a while, that die and come; Routers
 leave and die. It is remembered while one lives that heard of it, or was told of it by one that left. Where
-its keeper may not have heard of it, or a copy was being made, only the one that was asked counts, and whom it
-told as it left.
+its keeper may not have heard of it, or its client left before it was held, only the one that was asked
+counts, and whom it told as it left.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class World:
             self.fleet.silent.clear()
             self.knowing[pin.pin_id] = {router.name}
 
-    async def give_up(self, router: PaperRouter) -> None:
-        """Its client leaves while it is computed; the replica computes it all the same."""
+    async def give_up(self, router: PaperRouter, asked: PaperRouter | None = None) -> None:
+        """Its client leaves while it is computed, or gives it back through `asked`; its replica goes on."""
         fleet, opened = self.fleet, asyncio.Event()
         num_asked = len(fleet.requests)
         for replica in fleet.replicas.values():
@@ -85,14 +85,18 @@ class World:
         making = asyncio.create_task(self.hold(router, copies=1))
         for _ in range(30):
             await asyncio.sleep(0)
-        making.cancel()
-        await asyncio.gather(making, return_exceptions=True)
-        for replica in fleet.replicas.values():
-            replica.gate = None
         for request in fleet.requests[num_asked:]:
             assert request.pin is not None
             self.knowing[request.pin.pin_id] = {router.name}
             self.late.append(request)
+        for pin in await asked.directory.pins("alice") if asked is not None else ():
+            if pin.pin_id in self.knowing:
+                await asked.directory.give_back(pin)
+                self.knowing[pin.pin_id] = {each.name for each in self.routers}
+        making.cancel()
+        await asyncio.gather(making, return_exceptions=True)
+        for replica in fleet.replicas.values():
+            replica.gate = None
 
     def compute_late(self) -> None:
         """What was given up."""
@@ -152,7 +156,7 @@ class World:
 Act = tuple[str, int, float]
 kinds = st.sampled_from(
     (
-        *("hold", "give back", "give back unheard", "give up", "compute late"),
+        *("hold", "give back", "give back unheard", "give back early", "give up", "compute late"),
         *("cut off", "give back, cut off", "heal", "leave", "kill", "replace"),
     )
 )
@@ -177,6 +181,8 @@ async def play(script: list[Act]) -> World:
                 await world.give_back(router)
             case "give back unheard":
                 await world.give_back_unheard(router)
+            case "give back early":
+                await world.give_up(router, asked=world.routers[pick // 2 % 2])
             case "give up":
                 await world.give_up(router)
             case "compute late":

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from cache.messages import GenerateRequest
 from cache.types import PinId, ReplicaId
-from router.errors import PrefixNotFound, RouterUnheard
+from router.errors import PrefixNotFound, ReplicaLost, RouterUnheard
 from router.prefixes import directory
 from router.prefixes.prefix import PinnedPrefix
+from router.prefixes.succession import GONE_AFTER_S
 from router.prefixes.tombstones import FORGET_S, GivenBack
 from tests.fakes.prefixes import PaperFleet, PaperRouter, hold_late, settle
 
@@ -246,11 +248,16 @@ async def pass_minutes(routers: list[PaperRouter]) -> None:
 
 async def leave(routers: list[PaperRouter]) -> None:
     """The first one does, in order."""
-    leaving = routers.pop(0)
-    await leaving.directory.hand_on()
-    leaving.fleet.routers.remove(leaving)
-    await leaving.directory.aclose()
-    await leaving.keeper.aclose()
+    await routers[0].directory.hand_on()
+    await die(routers)
+
+
+async def die(routers: list[PaperRouter]) -> None:
+    """The first one does."""
+    dying = routers.pop(0)
+    dying.fleet.routers.remove(dying)
+    await dying.directory.aclose()
+    await dying.keeper.aclose()
 
 
 async def test_they_tell_of_what_was_given_up_while_it_was_made(routers: list[PaperRouter]) -> None:
@@ -306,6 +313,46 @@ async def test_its_keeper_may_hear_of_it_then(routers: list[PaperRouter]) -> Non
     opened.set()
     await settle_all(routers)
     assert fleet.holders(pin_id) == []
+
+
+@pytest.mark.parametrize("asked", [0, 1, 2])
+async def test_a_copy_that_comes_late_is_ended_though_its_keeper_has_died(
+    routers: list[PaperRouter], asked: int
+) -> None:
+    """Others forgot it after seconds, and adopted the copy that the replica went on with."""
+    fleet = routers[0].fleet
+    pin_id, _ = await being_remade(routers)
+    await routers[asked].directory.give_back(await find(routers[asked], pin_id))
+    for _ in range(2):  # two of those that heard of it, its keeper among them
+        await die(routers)
+    await pass_minutes(routers)
+    hold_late(fleet, fleet.requests[-1])
+    for _ in range(2):
+        await _looked_for_orphans(routers)
+        assert await ids(routers[0]) == []
+        fleet.clock.advance(GONE_AFTER_S)
+    assert fleet.holders(pin_id) == []
+
+
+async def test_so_is_one_whose_call_was_lost_before(routers: list[PaperRouter]) -> None:
+    """Its keeper was not making one at the moment, and remembered as little as of one that is whole."""
+    router, fleet = routers[0], routers[0].fleet
+    pin_id, opened = await being_remade(routers)
+    for replica in fleet.replicas.values():
+        replica.script = lose
+    opened.set()
+    await settle(router)
+    lost = fleet.requests[-1]
+    await router.directory.give_back(await find(router, pin_id))
+    await pass_minutes(routers)
+    hold_late(fleet, lost)
+    assert await ids(router) == []
+    await settle(router)
+    assert fleet.holders(pin_id) == []
+
+
+def lose(_request: GenerateRequest) -> None:
+    raise ReplicaLost("its connection was cut")
 
 
 async def test_one_that_hangs_keeps_the_others_from_nothing(
