@@ -130,8 +130,7 @@ class _Answer:
             if (endpoint := told.get(BODIES_AT_HEADER)) is not None:
                 self._learn(endpoint.decode("latin-1"))
             if told.get(BODY_HEADER) == DROPPED:
-                self.close()
-                self._fault, self._is_cut, self.is_dropped = PiecesLost(), True, True
+                self._fault, self.is_dropped = PiecesLost(), True
                 return
             if told.get(BODY_HEADER) == BY_CHANNEL:
                 try:

@@ -189,8 +189,7 @@ class SseResponse(Response):
                 await sender
         except AnswerNotTaken as error:
             await cancel_and_wait([sender])
-            with contextlib.suppress(StopAsyncIteration):  # all of it was sent
-                await self._rest.athrow(error)  # it hears why it ends: its last word nobody would read
+            await self._rest.athrow(error)  # it hears why it ends: its last word nobody would read
             raise
         finally:
             try:

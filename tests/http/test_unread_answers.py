@@ -19,6 +19,7 @@ from cache.messages import Delta, GenerateRequest
 from cache.types import ReplicaId
 from router.errors import AnswerNotTaken
 from router.limits import Limits
+from router.openai_api.client_connection import drop_connection
 from router.openai_api.streams import SseResponse, event
 from tests.fakes.http import MODEL, RouterUnderTest
 from tests.http_server import scripted_server
@@ -61,7 +62,7 @@ def test_a_stream_that_is_not_read_loses_its_place_and_its_connection() -> None:
 async def test_a_server_need_not_wait_for_who_takes_nothing(is_served: bool) -> None:
     """It closes a connection once all that was sent has been taken: that was never, and a Router that was to
     leave waited for it."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop, ended, received = asyncio.get_running_loop(), asyncio.Event(), list[Receive]()
 
     async def endless() -> AsyncGenerator[bytes, None]:
         while True:
@@ -69,6 +70,7 @@ async def test_a_server_need_not_wait_for_who_takes_nothing(is_served: bool) -> 
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         events = endless()
+        received.append(receive)
         try:
             await SseResponse(await anext(events), events, {}, 0.1)(scope, receive, send)
         except AnswerNotTaken:
@@ -96,3 +98,4 @@ async def test_a_server_need_not_wait_for_who_takes_nothing(is_served: bool) -> 
             while state.connections:  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0)
         assert ours.fileno() == -1
+    drop_connection(received[0])  # one that has gone by itself is let go

@@ -149,23 +149,46 @@ async def never(*_messages: Message) -> Message:
 
 @pytest.mark.parametrize("is_last", [True, False])
 async def test_a_client_that_takes_nothing_is_left_and_the_source_hears_why(is_last: bool) -> None:
-    heard: list[BaseException] = []
+    heard, sent, takes = list[BaseException](), list[Message](), asyncio.Event()
 
     async def rest() -> AsyncGenerator[bytes, None]:
         try:
             yield b""
         except AnswerNotTaken as error:
             heard.append(error)
+            takes.set()  # too late: nothing is sent any more
+            for _ in range(5):
+                await asyncio.sleep(0)
             yield event(b"nobody reads this")
+
+    async def send(message: Message) -> None:
+        await takes.wait()
+        sent.append(message)
 
     events = rest()
     await anext(events)
     if is_last:
         await events.aclose()
     with pytest.raises(AnswerNotTaken, match=r"nothing of it was taken for 0\.01 seconds") as caught:
-        await SseResponse(event(b"1"), events, {}, 0.01)({"type": "http"}, never, never)
+        await SseResponse(event(b"1"), events, {}, 0.01)({"type": "http"}, never, send)
     assert heard == ([] if is_last else [caught.value])
+    assert sent == []
     assert [content async for content in events] == []
+
+
+async def test_nor_is_it_waited_for_with_the_end_alone() -> None:
+    """Of a stream that ends in an error: its last event does not end the body."""
+
+    async def rest() -> AsyncGenerator[bytes, None]:
+        yield event(b"an error")
+
+    async def send(message: Message) -> None:
+        if message.get("more_body") is False:
+            await never()
+
+    with pytest.raises(AnswerNotTaken):
+        async with asyncio.timeout(20):
+            await SseResponse(event(b"1"), rest(), {}, 0.01)({"type": "http"}, never, send)
 
 
 async def test_a_source_may_take_as_long_as_it_likes() -> None:
