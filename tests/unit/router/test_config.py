@@ -63,6 +63,21 @@ def test_a_limit_out_of_range_is_named(name: str, value: int) -> None:
     assert caught.value.field == f"limits.{name}"
 
 
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("chat.example", "https://chat.example/", "https://Chat.example", "null"),
+        *("http://chat.example:80", "https://chat.example:443"),  # browsers leave these out
+    ],
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    """Its pages would be told nothing, for ever."""
+    config(allowed_origins=("*", "http://[::1]:3000", "http://chat.example:443", "https://chat.example:80"))
+    with pytest.raises(ConfigError, match="as browsers send them") as caught:
+        config(allowed_origins=("https://chat.example", origin))
+    assert (caught.value.field, caught.value.value) == ("allowed_origins", origin)
+
+
 def test_a_short_secret_is_refused_and_not_shown() -> None:
     with pytest.raises(ConfigError) as caught:
         config(debug_token="hunter2")
