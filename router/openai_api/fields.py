@@ -276,9 +276,9 @@ def refuse_unsupported(endpoint: Endpoint, body: Mapping[str, Any]) -> None:
 
 def count_unknown(endpoint: Endpoint, body: Mapping[str, Any]) -> int:
     """How many of a body's fields, and of its `stream_options`, this server has never heard of."""
-    table, options = _TABLES[endpoint], body.get("stream_options")
-    nested = options if isinstance(options, dict) and "stream_options" in table else {}
-    return num_beyond(body, table) + num_beyond(nested, STREAM_OPTIONS)
+    options = body.get("stream_options")
+    nested = options if isinstance(options, dict) else {}
+    return num_beyond(body, _TABLES[endpoint]) + num_beyond(nested, STREAM_OPTIONS)
 
 
 def num_beyond(body: Mapping[str, Any], known: Collection[str]) -> int:
