@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cache.structure import Structure, StructureKind
+from router.openai_api import gbnf_lexemes
 from router.openai_api.gbnf import lark_of
 from tests.fakes.structures import follows
 
@@ -59,7 +60,7 @@ def test_a_character_is_what_llama_cpp_reads(body: str, texts: list[str], others
     "body",
     [
         *(r'"\u12"', r'"\U0001F60"', r'"\xg0"', r'"\U00110000"', r'"\ud83d\ude00"', r'"\d"', '"a', '"\\'),
-        *(r"[\u12]", r"[\ud800]", "[b-a]", "[a--b]", r"[\w]", "[a", "[a-", "["),
+        *(r'"\udc00"', r"[\u12]", r"[\ud800]", "[b-a]", "[a--b]", r"[\w]", "[a", "[a-", "["),
     ],
 )
 def test_what_is_no_character_is_refused(body: str) -> None:
@@ -102,6 +103,14 @@ def test_what_nothing_that_follows_can_go_on_is_one_lexeme() -> None:
     )
     assert "\nTEXT: " in lark
     assert "\ntext: " in lark_of('root ::= text "."\ntext ::= .*')
+
+
+def test_of_many_texts_only_what_they_have_in_common_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand sentences to choose from are a lexeme each."""
+    monkeypatch.setattr(gbnf_lexemes, "MAX_STEPS", 2000)
+    texts = [f'"{number:02} {"x" * 500}"' for number in range(10)]
+    lark = lark_of(f"root ::= ({' | '.join(texts)}) [.]")
+    assert [text for text in texts if text not in lark] == []
 
 
 @pytest.mark.parametrize(
