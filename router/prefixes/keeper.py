@@ -93,7 +93,6 @@ class PrefixKeeper:
         self._timeout_s = timeout_s or TIMEOUT_S
         self._max_seconds = max_seconds
         self._tombstones = Tombstones(clock)
-        self._ending: set[tuple[PinId, ReplicaId]] = set()  # of those, copies that are being ended once more
         self._watching: asyncio.Task[None] | None = None
         self._is_closed = False
         self._num_restored = self._num_adopted = 0
@@ -252,9 +251,7 @@ class PrefixKeeper:
         leaving = {each.replica_id for each in self._routing.fleet_statistics().replicas if each.is_draining}
         told = holdings(engines)
         for late in self._tombstones.look(told, engines):
-            if late not in self._ending:
-                self._ending.add(late)
-                self._tasks.start(self._end_late(*late))
+            self._tasks.start(self._copies.end(*late))
         for pin in [pin for pin in self._pins.values() if pin.is_established]:
             if pin.pin_id in told and not self._is_still_ours(pin, told[pin.pin_id].keeper):
                 self._hand_on(pin)
@@ -321,7 +318,7 @@ class PrefixKeeper:
             holders |= dict.fromkeys(kept.held)
             if kept.work is not None:
                 kept.work.cancel()
-        self._note_given_back(pin_id, kept, told, holders)
+        self._note_given_back(pin_id, kept, holders)
         return [self._tasks.start(self._copies.end(pin_id, name)) for name in holders]
 
     def _drop(self, pin: KeptPin) -> None:
@@ -363,7 +360,7 @@ class PrefixKeeper:
         told = holdings(self._engines()).get(pin.pin_id)  # a replica may hold it whose answer was lost
         holders = dict.fromkeys((*pin.held, *(told.replicas if told is not None else ())))
         if holders or pin.is_established or pin.may_come_late:
-            self._note_given_back(pin.pin_id, pin, told, holders)
+            self._note_given_back(pin.pin_id, pin, holders)
         for replica_id in holders:
             self._tasks.start(self._copies.end(pin.pin_id, replica_id))
         pin.held.clear()
@@ -381,22 +378,16 @@ class PrefixKeeper:
             found[pin_id] = replace(known, replicas=tuple(dict.fromkeys((*known.replicas, *own))))
         return found
 
-    def _note_given_back(
-        self,
-        pin_id: PinId,
-        kept: KeptPin | None,
-        told: PinnedPrefix | None,
-        holders: Iterable[ReplicaId],
-    ) -> None:
-        """kept, told: None where another Router keeps it, and where nobody has told of it. A replica may come
-        to hold a copy as long as making one may take: its call was lost, or cancelled a moment after it was
-        given back. That none was asked for only the Router knows that kept it."""
+    def _note_given_back(self, pin_id: PinId, kept: KeptPin | None, holders: Iterable[ReplicaId]) -> None:
+        """kept: None where another Router keeps it. A replica may come to hold a copy as long as making one
+        may take: its call was lost, or cancelled a moment after it was given back. That none was asked for
+        only the Router knows that kept it."""
         is_whole = kept is not None and kept.is_established and kept.work is None and not kept.may_come_late
         self._bury(
             pin_id,
             holders,
             least_s=FORGET_S if is_whole else self._timeout_s + FORGET_S,
-            most_s=self._left_s(kept or told),
+            most_s=self._left_s(kept),
         )
 
     def _bury(self, pin_id: PinId, holders: Iterable[ReplicaId], *, least_s: float, most_s: float) -> None:
@@ -407,9 +398,3 @@ class PrefixKeeper:
         """Until no replica holds it any more, whoever is asked: a lease begins when its copy is computed."""
         left_s = self._max_seconds if pin is None else max(0.0, pin.expires_at - self._wall_clock())
         return left_s + self._timeout_s
-
-    async def _end_late(self, pin_id: PinId, replica_id: ReplicaId) -> None:
-        try:
-            await self._copies.end(pin_id, replica_id)
-        finally:
-            self._ending.discard((pin_id, replica_id))

@@ -1,8 +1,9 @@
 """Pins that were given back, remembered for as long as a replica may tell of one.
 
-    given back ──> every replica is awaited ──(a later report is without it)──> nobody is ──(5 s)──> forgotten
-                      ^         └──(its time is over: its leases have ended by themselves)───────────^
+    given back ──> every replica is awaited ──(a later report is without it)──> nobody is ─(5 s*)─> forgotten
+                      ^         └──(its time is over: its leases have ended by themselves)────────────^
                       └──(a report has it, however late: that copy is to be ended once more)
+    * and as long as a replica may come to hold a copy that it was asked for
 
 A replica that could not be asked holds its copy, and tells of it when it is back. By then that looks like a
 pin whose Router is gone, which any Router adopts; only who remembers knows better. A replica that has left is
@@ -49,7 +50,7 @@ class _Tombstone:
     """Times by the clock."""
 
     least_until: float  # remembered so long, whatever is told
-    most_until: float  # its leases have ended by then
+    most_until: float  # its leases have ended by then: any bound will do, and the first one stays
     awaited: dict[ReplicaId, _Awaited] = field(default_factory=dict)
 
     @property
@@ -78,14 +79,13 @@ class Tombstones:
         return len(self._by_pin)
 
     def __contains__(self, pin_id: PinId) -> bool:
-        tombstone = self._by_pin.get(pin_id)
-        return tombstone is not None and self._clock() <= tombstone.until
+        return pin_id in self._by_pin
 
     def lasting(self) -> GivenBack:
         """Those of which a replica may yet tell: all but what is only to outlast reports on their way."""
         now, seconds, replicas = self._clock(), dict[PinId, tuple[float, float]](), set[ReplicaId]()
         for pin_id, tombstone in self._by_pin.items():
-            if now <= tombstone.until and (tombstone.awaited or tombstone.least_until > now + FORGET_S):
+            if tombstone.awaited or tombstone.least_until > now + FORGET_S:
                 seconds[pin_id] = (
                     max(0.0, tombstone.least_until - now),
                     max(0.0, tombstone.most_until - now),
@@ -119,7 +119,6 @@ class Tombstones:
                 self._make_room()
                 tombstone = self._by_pin[pin_id] = _Tombstone(now + least_s, now + most_s)
             tombstone.least_until = max(tombstone.least_until, now + least_s)
-            tombstone.most_until = max(tombstone.most_until, now + most_s)
             tombstone.awaited |= awaited
 
     def look(self, told: Mapping[PinId, PinnedPrefix], engines: Engines) -> list[tuple[PinId, ReplicaId]]:
@@ -143,7 +142,7 @@ class Tombstones:
         late = list[tuple[PinId, ReplicaId]]()
         for pin_id, pin in told.items():
             tombstone = self._by_pin.get(pin_id)
-            if tombstone is None or now > tombstone.until:
+            if tombstone is None:
                 continue
             for name in pin.replicas:
                 known, version = tombstone.awaited.get(name), _version(engines, name)

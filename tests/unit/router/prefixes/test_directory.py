@@ -11,7 +11,8 @@ import pytest
 from cache.messages import GenerateRequest
 from cache.types import PinId, ReplicaId
 from router.errors import PrefixNotFound, ReplicaLost, RouterUnheard
-from router.prefixes import directory
+from router.prefixes import directory, keeper
+from router.prefixes.copy_maker import TIMEOUT_S
 from router.prefixes.prefix import PinnedPrefix
 from router.prefixes.succession import GONE_AFTER_S
 from router.prefixes.tombstones import FORGET_S, GivenBack
@@ -239,6 +240,59 @@ async def test_routers_that_leave_tell_those_that_come(routers: list[PaperRouter
     assert not routers[0].keeper.keeps(pin_id)
 
 
+@pytest.mark.parametrize("stays", ["its keeper", "one that was told", "one that has come"])
+async def test_who_remembers_it_looks_after_it_until_its_leases_have_ended(
+    routers: list[PaperRouter], monkeypatch: pytest.MonkeyPatch, stays: str
+) -> None:
+    """Also a Router that keeps nothing. A lease begins when its copy has been computed."""
+    monkeypatch.setattr(keeper, "LOOK_INTERVAL_S", 0.0)
+    fleet = routers[0].fleet
+    pin_id = PinId(await routers[0].hold(copies=1, seconds=600.0))
+    fleet.tell()
+    fleet.deaf.update(fleet.holders(pin_id))
+    fleet.mute.update(fleet.holders(pin_id))
+    await routers[0].directory.give_back(await find(routers[0], pin_id))
+    if stays == "one that has come":
+        routers.append(PaperRouter(fleet))
+        await routers[0].directory.hand_on()
+    await end_all_but(routers.pop(0 if stays == "its keeper" else -1), routers)
+    fleet.clock.advance(600.0 + TIMEOUT_S - 1.0)
+    fleet.tell()
+    await turns()
+    fleet.deaf.clear()
+    fleet.mute.clear()
+    fleet.tell()
+    await turns()
+    assert fleet.holders(pin_id) == []
+
+
+async def turns() -> None:
+    """Enough of the event loop for whoever looks at each of them."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+async def test_a_router_that_leaves_hears_nothing_of_itself(routers: list[PaperRouter]) -> None:
+    """It is among those that it tells: it would await all replicas anew."""
+    fleet = routers[0].fleet
+    pin_id = PinId(await routers[0].hold(copies=1, seconds=600.0))
+    await settle_all(routers)
+    fleet.deaf.update(holders := fleet.holders(pin_id))
+    await routers[0].directory.give_back(await find(routers[0], pin_id))
+    await settle(routers[0])
+    await routers[0].directory.hand_on()
+    assert list(routers[0].keeper.given_back().replicas) == holders
+
+
+async def test_one_that_knows_of_no_other_says_that_it_is_forgotten(
+    routers: list[PaperRouter], caplog: pytest.LogCaptureFixture
+) -> None:
+    routers[0].directory.others = directory.NoOtherRouters()
+    await routers[0].directory.give_back(await find(routers[0], await routers[0].hold()))
+    await routers[0].directory.hand_on()
+    assert [record.num_given_back for record in caplog.records] == [1]  # type: ignore[attr-defined]
+
+
 async def pass_minutes(routers: list[PaperRouter]) -> None:
     """Each replica reports, and each Router looks, again and again."""
     for _ in range(3):
@@ -258,6 +312,13 @@ async def die(routers: list[PaperRouter]) -> None:
     dying.fleet.routers.remove(dying)
     await dying.directory.aclose()
     await dying.keeper.aclose()
+
+
+async def end_all_but(stays: PaperRouter, routers: list[PaperRouter]) -> None:
+    """routers: without that one, which is alone afterwards."""
+    while routers:
+        await die(routers)
+    routers.append(stays)
 
 
 async def test_they_tell_of_what_was_given_up_while_it_was_made(routers: list[PaperRouter]) -> None:
@@ -315,16 +376,15 @@ async def test_its_keeper_may_hear_of_it_then(routers: list[PaperRouter]) -> Non
     assert fleet.holders(pin_id) == []
 
 
-@pytest.mark.parametrize("asked", [0, 1, 2])
-async def test_a_copy_that_comes_late_is_ended_though_its_keeper_has_died(
-    routers: list[PaperRouter], asked: int
+@pytest.mark.parametrize(("asked", "stays"), [(0, 0), (0, 2), (1, 2), (2, 2)])
+async def test_a_copy_that_comes_late_is_ended_whoever_has_died(
+    routers: list[PaperRouter], asked: int, stays: int
 ) -> None:
-    """Others forgot it after seconds, and adopted the copy that the replica went on with."""
+    """Others than its keeper forgot it after seconds, and adopted the copy that the replica went on with."""
     fleet = routers[0].fleet
     pin_id, _ = await being_remade(routers)
     await routers[asked].directory.give_back(await find(routers[asked], pin_id))
-    for _ in range(2):  # two of those that heard of it, its keeper among them
-        await die(routers)
+    await end_all_but(routers.pop(stays), routers)
     await pass_minutes(routers)
     hold_late(fleet, fleet.requests[-1])
     for _ in range(2):

@@ -82,6 +82,24 @@ def test_so_is_one_that_was_never_heard_of_and_one_that_has_left(looker: Looker)
     assert len(looker.tombstones) == 0
 
 
+def test_so_is_one_that_leaves_before_it_reports(looker: Looker) -> None:
+    """A list of replicas may lack one for a moment."""
+    looker.add()
+    looker.fleet.lose(ReplicaId("r0"))
+    looker.look()
+    assert looker.tombstones.lasting().replicas == ("r0",)
+
+
+def test_given_back_once_more_it_is_awaited_of_all_once_more(looker: Looker) -> None:
+    """Also of those that were awaited still, whether they are known now or not."""
+    looker.add(PIN, ReplicaId("away"))
+    looker.look()
+    looker.fleet.mute.add(ReplicaId("r0"))
+    looker.add()
+    looker.look()
+    assert looker.tombstones.lasting().replicas == ("away", "r0")
+
+
 async def test_what_is_told_all_the_same_is_ended_again_but_not_at_once(
     router: PaperRouter, looker: Looker
 ) -> None:
@@ -90,6 +108,7 @@ async def test_what_is_told_all_the_same_is_ended_again_but_not_at_once(
     (holder,) = looker.fleet.holders(pin_id)
     looker.add(pin_id)
     assert looker.look() == [(pin_id, holder)]
+    assert looker.look() == []
     assert looker.look() == []
     assert looker.look(END_AGAIN_S) == [(pin_id, holder)]
     looker.fleet.mute.add(holder)
