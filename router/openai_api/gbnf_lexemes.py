@@ -157,8 +157,6 @@ class _Following:
             case Literal():
                 return char_set(node.value[0]) if node.value else _EMPTY
             case Repetition():
-                if node.max_times == 0:
-                    return _EMPTY
                 return self._begins(node.node) | (0 if node.min_times else _EMPTY)
             case AlternativeNode():
                 begins = 0
@@ -313,9 +311,7 @@ class _Lexer:
         return _Ends([begin], [end - 1], may_be_empty=False)
 
     def _add_repeated(self, node: Repetition, owner: _Lexeme) -> _Ends:
-        """Counted ones as any number: it is enough to find too many that go on."""
-        if node.max_times == 0:
-            return _Ends([], [], may_be_empty=True)
+        """Counted ones as any number, none too: it is enough to find too many that go on."""
         ends = self._add(node.node, owner)
         if node.max_times != 1:
             self._join(ends.last, ends.first)

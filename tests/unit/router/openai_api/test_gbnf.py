@@ -89,6 +89,8 @@ ws    ::= [ \\t\\n]*
         ('root ::= w "!"? "a"\nw ::= [a-z]*', ["ba", "b!a"]),  # behind what may be nothing
         ('root ::= "ab" "c" | "a" "bc" "d"', ["abc", "abcd"]),  # behind the last character of what is split
         ('root ::= "abc" | "ab" "cd"', ["abc", "abcd"]),  # and behind the others
+        ('root ::= "ab"+ | "a" "bc"', ["abab", "abc"]),  # all of what is split is repeated
+        ('root ::= w "é"\nw ::= [^\\x7f]*', ["aé"]),  # all that are not ASCII are one
         ('root ::= y x "a"\nx ::= [a-z]*\ny ::= "<" x ">"', ["<b>ca"]),  # and what is made of it
     ],
 )
@@ -103,6 +105,7 @@ def test_what_nothing_that_follows_can_go_on_is_one_lexeme() -> None:
     )
     assert "\nTEXT: " in lark
     assert "\ntext: " in lark_of('root ::= text "."\ntext ::= .*')
+    assert "\nNUM: " in lark_of('root ::= "(" (num | root) ")"\nnum ::= [0-9]+')  # beside what has no end
 
 
 def test_of_many_texts_only_what_they_have_in_common_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
