@@ -253,9 +253,14 @@ async def test_a_slow_client_holds_its_own_answer_back_and_no_other(
     assert (slow.content, slow.is_whole) == (b"".join(api.parts), True)
 
 
-async def test_who_takes_nothing_is_dropped_by_the_proxy_too(channel: ProxyAndRouter, api: Api) -> None:
-    """It waited for that client for as long as it stayed, with all that had come."""
+@pytest.mark.parametrize("lag_s", [0.0, 1000.0])
+async def test_who_takes_nothing_is_dropped_by_the_proxy_too(
+    channel: ProxyAndRouter, api: Api, lag_s: float
+) -> None:
+    """It waited for that client for as long as it stayed, with all that had come, if anything had."""
     api.failure, api.fails_after = AnswerNotTaken(1.0), 2
+    if lag_s:
+        channel.lag(lag_s)
     client = Client(channel)
     client.takes.clear()
     async with asyncio.timeout(10):
@@ -264,9 +269,10 @@ async def test_who_takes_nothing_is_dropped_by_the_proxy_too(channel: ProxyAndRo
     client.transport.abort.assert_called_once_with()
     assert client.messages == []
     assert not channel.bodies._routers._readers
-    api.fails_after = None
-    reads = await answered(channel)
-    assert (reads.is_whole, reads.transport.abort.called) == (True, False)
+    if not lag_s:
+        api.fails_after = None
+        reads = await answered(channel)
+        assert (reads.is_whole, reads.transport.abort.called) == (True, False)
 
 
 async def test_what_a_lost_connection_had_is_not_taken_for_the_whole(
