@@ -30,7 +30,6 @@ MAX_NAMES = 500
 
 _DEFINITION = re.compile(r"#/(\$defs|definitions)/([^/~%]+)")
 _VALUES = "#/$defs/values-"
-_LEAST_BYTES_PER_NAME = len(f':{{"$ref":"{_VALUES}0"}}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +54,14 @@ class Records:
     @property
     def least_bytes(self) -> int:
         """That their names alone would take, each wherever it has to be written."""
-        return sum(choice.num_bytes + len(choice.names) * _LEAST_BYTES_PER_NAME for _, choice in self._found)
+        return sum(choice.num_bytes for _, choice in self._found)
 
     def write_out(self) -> None:
         """Changes them, and the definitions of the whole schema."""
         if not self._found:
             return
         definitions = self._whole.setdefault("$defs", {})
-        free = (name for name in map("values-{}".format, count(len(definitions))) if name not in definitions)
+        free = (name for name in map("values-{}".format, count()) if name not in definitions)
         for schema, choice in self._found:
             place = next(free)
             del schema["propertyNames"]
@@ -112,7 +111,7 @@ def _are_bound(schemas: Sequence[dict[str, Any]], whole: dict[str, Any]) -> bool
 
 
 def _num_bytes(names: list[str]) -> int:
-    return len(json.dumps(names, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
+    return len(json.dumps(names, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def _defined(names: object, whole: dict[str, Any]) -> object:

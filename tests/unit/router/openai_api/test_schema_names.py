@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -13,12 +14,14 @@ from llguidance import LLMatcher, LLTokenizer
 from cache.structure import Structure
 from router.errors import InvalidField
 from router.limits import Limits
+from router.openai_api import schema_names
 from router.openai_api.schema_names import MAX_NAMES, Records
 from router.openai_api.structure_check import Refusal, judge
 from router.openai_api.structures import schema_structure
 
 INTEGERS = {"type": "integer"}
 DEFINED = {"A b": {"title": "Kind", "type": "string", "enum": ["a", "b"], "description": "of what"}}
+ESCAPED = {"c~0d": {"enum": ["a"]}, "c%20d": {"enum": ["a"]}}  # references to "c~d" and "c d" look so
 
 
 def _read(schema: dict[str, Any], *, is_lenient: bool = False) -> Structure:
@@ -89,6 +92,12 @@ def test_definitions_of_the_clients_keep_their_names() -> None:
     assert _passes(_read(schema), [{"b": {"a": 1}}])
 
 
+@pytest.mark.parametrize("definitions", [[], None])
+def test_definitions_that_are_none_stay_as_they_are(definitions: Any) -> None:
+    schema = _record({"const": "a"}, **{"$defs": definitions})
+    assert json.loads(_read(schema, is_lenient=True).source) == schema
+
+
 def test_one_name_and_any_value() -> None:
     schema = {"type": "object", "propertyNames": {"const": "a"}}
     structure = _read({"type": "array", "items": schema})
@@ -111,21 +120,22 @@ def test_a_name_is_written_whatever_is_in_it(names: list[str], other: str) -> No
         {"const": 1},
         {"enum": ["a"], "maxLength": 3},
         {"type": "integer", "enum": ["a"]},
-        {"$ref": "#/$defs/other"},
+        *({"$ref": f"#/$defs/{name}"} for name in ("other", *ESCAPED)),
         {"$ref": "other.json#/$defs/A b"},
         {"$ref": 1},
         {"$ref": "#/$defs/A b", "pattern": "a"},
     ],
 )
 def test_what_is_no_choice_of_names_is_refused_as_ever(names: Any) -> None:
-    schema = _record(names, **{"$defs": DEFINED})
+    schema = _record(names, **{"$defs": DEFINED | ESCAPED})
     assert json.loads(_read(schema).source) == schema
     assert judge(_read(schema)) is not None
 
 
+@pytest.mark.parametrize("others", [INTEGERS, False])
 @pytest.mark.parametrize("beside", [{"properties": {"c": INTEGERS}}, {"patternProperties": {"^c": INTEGERS}}])
-def test_beside_other_properties_names_are_refused_as_ever(beside: dict[str, Any]) -> None:
-    refusal = judge(_read(_record({"enum": ["a", "b"]}, **beside)))
+def test_beside_other_properties_names_are_refused_as_ever(beside: dict[str, Any], others: object) -> None:
+    refusal = judge(_read(_record({"enum": ["a", "b"]}, **beside, additionalProperties=others)))
     assert refusal == Refusal("'propertyNames' cannot be enforced", "#")
 
 
@@ -138,11 +148,21 @@ def test_a_choice_that_is_referred_to_often_counts_each_time() -> None:
         _read(schema)
 
 
+def test_names_that_make_it_too_long_once_written_are_refused_or_left() -> None:
+    names = {"enum": [f"{index:0200}" for index in range(200)]}
+    schema = _record({"$ref": "#/$defs/A"}, **{"$defs": {"A": names}})
+    with pytest.raises(InvalidField, match="'x' must have at most 65536 bytes, this one has"):
+        _read(schema)
+    assert json.loads(_read(schema, is_lenient=True).source) == schema
+
+
 @pytest.mark.parametrize("is_lenient", [True, False])
 def test_names_are_counted_before_any_is_written(is_lenient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """57 KB became 125 MB, and a Router stood still for seconds, before it was refused."""
     written: list[None] = []
     monkeypatch.setattr(Records, "write_out", lambda _: written.append(None))
+    num_bytes = Mock(return_value=2400)
+    monkeypatch.setattr(schema_names, "_num_bytes", num_bytes)
     names = {"enum": [f"{index:03}" for index in range(400)]}
     record = {"propertyNames": {"$ref": "#/$defs/E"}}
     schema = {"$defs": {"E": names}, "anyOf": [record] * 700}
@@ -152,6 +172,7 @@ def test_names_are_counted_before_any_is_written(is_lenient: bool, monkeypatch: 
         with pytest.raises(InvalidField, match="'x' must have at most 65536 bytes, also with the names"):
             _read(schema)
     assert not written
+    num_bytes.assert_called_once_with(names["enum"])
 
 
 @pytest.mark.parametrize(
@@ -163,6 +184,12 @@ def test_names_are_counted_before_any_is_written(is_lenient: bool, monkeypatch: 
             {"additionalProperties": {"type": "array", "items": {"$ref": "#/additional%50roperties"}}},
             [{"a": [[]]}],
             [{"a": 1}],
+            "'propertyNames'",
+        ),
+        (
+            {"additionalProperties": {"$ref": "#/propertyNames"}},
+            [{"a": "b"}],
+            [{"a": "c"}],
             "'propertyNames'",
         ),
     ],
@@ -214,5 +241,6 @@ def test_as_many_names_are_followed_as_there_may_be(num_names: int) -> None:
 
 def test_a_place_is_one_that_the_client_wrote() -> None:
     unique = {"type": "array", "uniqueItems": True}
-    schema = {"properties": {"m": _record({"enum": ["a"]}, additionalProperties=unique)}}
-    assert judge(_read(schema)) == Refusal("'uniqueItems' cannot be enforced", "#/properties/m")
+    record = _record({"enum": ["a"]}, additionalProperties=unique)
+    for schema, place in (({"properties": {"m": record}}, "#/properties/m"), (record, "#")):
+        assert judge(_read(schema)) == Refusal("'uniqueItems' cannot be enforced", place)
