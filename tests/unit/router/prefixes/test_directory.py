@@ -351,6 +351,7 @@ async def test_and_of_what_its_keeper_has_not_heard_of(routers: list[PaperRouter
     await settle_all(routers)
     await leave(routers)
     fleet.silent.clear()
+    fleet.clock.advance(TIMEOUT_S)  # for longer than a copy may take that is being made
     await pass_minutes(routers)
     opened.set()
     for _ in range(3):
