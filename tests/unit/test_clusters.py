@@ -41,9 +41,10 @@ def test_one_process_begins_with_all_that_need_clusters_and_the_others_are_nicer
         timeout=120,
     )
     here = os.getpriority(os.PRIO_PROCESS, 0)
+    nicer = min(here + BESIDE_CLUSTERS, 19)  # the most there is
     in_cluster = [f"{name} {here}" for name in CLUSTERS for _ in "ab"]
-    patient = [f"{name} {here + BESIDE_CLUSTERS}" for name in PATIENT for _ in "ab"]
-    beside = [f"{name} {here + BESIDE_CLUSTERS}" for name in OTHERS for _ in "ab"]
+    patient = [f"{name} {nicer}" for name in PATIENT for _ in "ab"]
+    beside = [f"{name} {nicer}" for name in OTHERS for _ in "ab"]
     ran = {path.name: path.read_text().splitlines() for path in tmp_path.glob("gw*")}
     assert sorted(line for lines in ran.values() for line in lines) == sorted(in_cluster + patient + beside)
     with_clusters, other = sorted(ran.values(), key=lambda lines: in_cluster[0] not in lines)
