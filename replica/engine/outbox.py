@@ -19,13 +19,14 @@ from replica.engine.stream import DeltaStream, Parcel, deliver
 from replica.scheduling.request import Request
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Asked:
     """A request as it came, and what has become of its answers."""
 
     request_id: RequestId
     attempt: int
-    num_left: int  # answers that have not ended
+    stream: DeltaStream  # of all of them
+    live: list[_Live] = field(default_factory=list)  # those that have not ended
     num_tokens: int = 0  # of those that have, sampled here
 
 
@@ -35,7 +36,6 @@ class _Live:
 
     request: Request
     asked: _Asked
-    stream: DeltaStream
     unsent: list[int] = field(default_factory=list)
     sent_s: float | None = None  # when its last delta left; None before the first
 
@@ -47,45 +47,48 @@ class Outbox:
         """on_ended: told of each request as it came, once all its answers have ended here."""
         self._stream_interval_s = stream_interval_s
         self._on_ended = on_ended
-        self._live: dict[RequestId, _Live] = {}
+        self._asked: dict[DeltaStream, _Asked] = {}  # none without a live answer
+        self._live: dict[Request, _Live] = {}
         self._parcels: dict[asyncio.AbstractEventLoop, Parcel] = {}
 
     def request_ids(self) -> list[RequestId]:
         """Of all that are being served. One list() of a dictionary: any thread sees it whole."""
-        return list(self._live)
+        return [request.request_id for request in list(self._live)]
 
     def open(self, asked: GenerateRequest, answers: Sequence[Request], stream: DeltaStream) -> None:
         """They are being served from now on, and this is where their tokens go."""
-        whole = _Asked(asked.request_id, asked.attempt, len(answers))
+        whole = self._asked[stream] = _Asked(asked.request_id, asked.attempt, stream)
         for request in answers:
-            self._live[request.request_id] = _Live(request, whole, stream)
+            live = self._live[request] = _Live(request, whole)
+            whole.live.append(live)
 
     def close(self, stream: DeltaStream) -> list[Request]:
-        """Nobody reads it any more: the requests that were being served into it. O(requests)."""
-        closed = [live for live in self._live.values() if live.stream is stream]
+        """Nobody reads it any more: the requests that were being computed for it. O(its answers)."""
+        asked = self._asked.get(stream)
+        closed = [] if asked is None else asked.live[:]
         for live in closed:
             self._end(live)
-        return [live.request for live in closed]
+        # Who has its end, and only was not told yet, has left its name to others.
+        return [live.request for live in closed if live.request.finish_reason is None]
 
     def close_all(self, make_error: Callable[[], ServingError], *, sends_rest: bool) -> list[Request]:
         """Every stream ends with an error, after what was computed for it, if `sends_rest`; the requests."""
-        closed, streams = list(self._live.values()), {}
-        for live in closed:
-            streams[id(live.stream)] = live.stream
-            if sends_rest and live.unsent:
-                self._send_unsent(live)
-            self._end(live)
-        for stream in streams.values():
+        closed: list[Request] = []
+        for stream, asked in list(self._asked.items()):
+            for live in asked.live:
+                if sends_rest and live.unsent:
+                    self._send_unsent(live)
+            closed += self.close(stream)
             self.send(stream, make_error())
-        return [live.request for live in closed]
+        return closed
 
     def record(self, progress: Progress) -> list[Request]:
         """Take down a token, and send the rest of a request that is over.
 
         Requests that are left without their stream, because another answer in it has failed.
         """
-        live = self._live.get(progress.request.request_id)
-        if live is None or live.request is not progress.request:
+        live = self._live.get(progress.request)
+        if live is None:
             return []  # cancelled between its end and this step, which tells of it
         if progress.token_id is not None:
             live.unsent.append(progress.token_id)
@@ -96,8 +99,8 @@ class Outbox:
         self._end(live)
         if progress.error is None:
             return []
-        self.send(live.stream, progress.error)
-        return self.close(live.stream)
+        self.send(live.asked.stream, progress.error)
+        return self.close(live.asked.stream)
 
     def send_due(self, now_s: float, step_s: float) -> None:
         """Send what may not wait for another step: also of requests that this step did not move.
@@ -131,11 +134,12 @@ class Outbox:
     def _end(self, live: _Live) -> None:
         """It is computed no more."""
         request, asked = live.request, live.asked
-        del self._live[request.request_id]
-        asked.num_left -= 1
+        del self._live[request]
+        asked.live.remove(live)
         if not request.for_cache:  # its token is nobody's
             asked.num_tokens += request.num_tokens_here
-        if not asked.num_left:
+        if not asked.live:
+            del self._asked[asked.stream]
             self._on_ended(RequestEnded(asked.request_id, asked.attempt, asked.num_tokens))
 
     def _send_unsent(self, live: _Live) -> None:
@@ -150,4 +154,4 @@ class Outbox:
             choice=request.choice,
         )
         live.unsent.clear()
-        self.send(live.stream, delta)
+        self.send(live.asked.stream, delta)
