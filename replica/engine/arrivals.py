@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -65,7 +66,7 @@ class Arrivals:
         self._attention = 0
         self._taken_in: dict[RequestId, _TakenIn] = {}  # named, and not known to be in the cache yet
         self._expected: Counter[HashHint] = Counter()  # blocks that both will leave in the cache
-        self._unnamed: list[RequestId] = []  # in no update yet
+        self._unnamed: dict[RequestId, None] = {}  # in no update yet
         self._named: deque[RequestId] = deque(maxlen=MAX_RECENT)
         self._is_draining = False
         self._tells_draining = False  # in no update yet
@@ -97,7 +98,7 @@ class Arrivals:
         self._uncached_tokens += uncached
         self._attention += attention
         self._expected.update(waiting.new_hints)
-        self._unnamed.append(arrival.request_id)
+        self._unnamed[arrival.request_id] = None
 
     def refused(self, request_id: RequestId) -> None:
         """It will not be served here. Nothing happens if it is unknown."""
@@ -134,7 +135,9 @@ class Arrivals:
     def take_unnamed(self, at_most: int = MAX_ADMITTED_PER_BATCH) -> tuple[RequestId, ...]:
         """Requests that arrived since this was asked last, and that the engine has not named either; the
         first of them, and the others the next time."""
-        unnamed, self._unnamed = tuple(self._unnamed[:at_most]), self._unnamed[at_most:]
+        unnamed = tuple(islice(self._unnamed, at_most))
+        for request_id in unnamed:
+            del self._unnamed[request_id]
         return unnamed
 
     def recent(self) -> tuple[RequestId, ...]:
@@ -200,8 +203,7 @@ class Arrivals:
         if waiting is not None:
             self._uncached_tokens -= waiting.prompt.tokens
             self._attention -= waiting.attention
-            if request_id in self._unnamed:
-                self._unnamed.remove(request_id)
+            self._unnamed.pop(request_id, None)
         return waiting
 
     def _stop_expecting(self, hints: Sequence[HashHint]) -> None:
