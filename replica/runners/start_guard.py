@@ -29,8 +29,8 @@ class StartGuard:
         self._abort: Callable[[], None] = _nothing
         self._is_meeting = threading.Event()  # or has ended: nobody waits for it for good
         self._has_ended = threading.Event()
-        self._lock = threading.Lock()  # guards the next two, of which one is set at most
-        self._serves = False
+        self._lock = threading.Lock()  # guards the next two
+        self._serves = False  # or would, but for a rank that was lost before
         self._lost: RankLost | None = None
 
     def meets(self, abort: Callable[[], None]) -> None:
@@ -42,7 +42,7 @@ class StartGuard:
     def serves(self) -> None:
         """It has started. Raises the rank that was lost before, which ends nothing then. Idempotent."""
         with self._lock:
-            self._serves = self._lost is None
+            self._serves = True
         if self._lost is not None:
             self.end()
             raise self._lost
