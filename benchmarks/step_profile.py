@@ -161,6 +161,7 @@ def watch_engine(times: PartTimes) -> Callable[[], None]:
     from replica.layers.combining_linear import CombiningLinear
     from replica.layers.packed_linear import PackedLinear
     from replica.layers.screened_head import ScreenedHead
+    from replica.runners.drawer import Drawer
     from replica.runners.model_runner import ModelRunner
     from replica.scheduling.scheduler import Scheduler
 
@@ -168,7 +169,7 @@ def watch_engine(times: PartTimes) -> Callable[[], None]:
     places: tuple[tuple[type, tuple[str, ...], str, bool], ...] = (
         (Scheduler, ("expire", "schedule", "update"), SCHEDULING, True),
         (ModelRunner, ("execute",), RUNNER, False),
-        (ModelRunner, ("_draw",), SAMPLING, False),
+        (Drawer, ("compute",), SAMPLING, False),
         (ModelRunner, ("_forward",), FORWARD, False),
         (GatherSdpa, ("attend",), ATTENTION, True),
         (PackedLinear, ("forward",), LINEAR, True),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -35,15 +35,14 @@ from replica.models import config_rules, model_probe
 from replica.models.model_loader import load_config, load_model
 from replica.models.model_source import ModelRefused, ResolvedModel
 from replica.models.weight_files import fetch_weights
-from replica.output.sampler import Drawing, Drawn, DrawRow, Sampler
+from replica.output.sampler import Drawing
 from replica.runners import load_choices, self_check
 from replica.runners.decode_graphs import CudaRecorder, DecodeGraphs, Recorder
-from replica.runners.draw_rows import draw_row, masks_of, rows_asked, structures_of
+from replica.runners.drawer import Drawer
 from replica.runners.lost_card import is_lost
 from replica.runners.prompt_scoring import PromptScorer, wanted
 from replica.runners.queued_step import FailedStep, ModelStep, QueuedStep, drawn_tokens
 from replica.scheduling.runner import CopyTime, LaunchedStep, RunnerInfo, ScheduledSequence, StepResult
-from replica.structures.matcher import StructureMatcher
 
 Announce = Callable[[Sequence[ScheduledSequence]], None]
 """Told of each step before its forward, which whoever computes the model's other parts has to begin, too."""
@@ -81,8 +80,9 @@ class ModelRunner:
         self._dtype: torch.dtype = model.dtype
         self._takes_rows = bool(model._supports_logits_to_keep())
         head = model.get_output_embeddings()
-        self._head = head if isinstance(head, ScreenedHead) else None
-        self._sampler = Sampler(info.eos_token_ids)
+        self._drawer = Drawer(
+            head if isinstance(head, ScreenedHead) else None, info.eos_token_ids, self._device
+        )
         self._graphs: DecodeGraphs | None = None
         self._layered_part: LayeredPart | None = None
 
@@ -315,13 +315,13 @@ class ModelRunner:
             ordered = [sequences[i] for i in batch.order]
             if (drawn := drawn_tokens(ordered, before)) is not None:
                 batch.put_tokens(*drawn)  # decodes, which come first and have a row each
-            rows, structures = [draw_row(sequence) for sequence in ordered], structures_of(ordered)
             if not (chunks := wanted(sequences, batch.order)):
                 with self._sent_through_layers(sequences[-1], batch):
-                    return QueuedStep(batch.order, self._draw(batch, rows, structures))
+                    drawing = self._drawer.compute(ordered, lambda: self._forward(batch))
+                    return QueuedStep(batch.order, drawing)
             scorer = PromptScorer(self._model, takes_rows=self._takes_rows)
             with scorer.keeping():
-                drawing = self._draw(batch, rows, structures)
+                drawing = self._drawer.compute(ordered, lambda: self._forward(batch))
             # First, whatever the draw finds: it may raise, and other ranks compute these logits, too.
             scores = scorer.score(batch, chunks)
             return QueuedStep(batch.order, Drawing.done(drawing.take(), self._device), scores)
@@ -391,30 +391,6 @@ class ModelRunner:
 
     # -- a step -----------------------------------------------------------------------------------
 
-    def _draw(
-        self, batch: StepBatch, rows: list[DrawRow | None], structures: Mapping[int, StructureMatcher]
-    ) -> Drawing:
-        """Run the forward and draw from it, in the order of the batch. structures: by row."""
-        if self._head is not None:
-            asked = rows_asked(rows, self._info.eos_token_ids, structures)
-            answered = None
-            if self._head.screens(asked, len(rows)):
-                answered = self._head.answer(asked, lambda: self._forward(batch))
-            if answered is not None:
-                masks = masks_of(
-                    {p: structures[row] for p, row in enumerate(answered.computed) if row in structures}
-                )
-                in_full = self._sampler.sample(
-                    answered.logits, [rows[row] for row in answered.computed], masks=masks
-                )
-                tokens = answered.tokens | dict(zip(answered.computed, in_full.tokens, strict=True))
-                logprobs = {answered.computed[place]: found for place, found in in_full.logprobs.items()}
-                drawn = Drawn([tokens.get(row) for row in range(len(rows))], logprobs)
-                return Drawing.done(drawn, self._device)
-        logits = self._forward(batch)
-        # Now: on a GPU the forward has only been queued, and is computed meanwhile.
-        return self._sampler.begin(logits, rows, masks=masks_of(structures))
-
     def _sent_through_layers(self, last: ScheduledSequence, batch: StepBatch) -> AbstractContextManager[None]:
         """Meanwhile the step's forwards send its last sequence through no other layers than it asks for."""
         if last.layers is None:
@@ -428,10 +404,7 @@ class ModelRunner:
         if graphs is None or not graphs.suits(sequences) or wanted(sequences, range(len(sequences))):
             return None
         logits = graphs.logits(sequences, drawn_tokens(sequences, before))
-        if logits is None:
-            return None
-        rows = [draw_row(sequence) for sequence in sequences]
-        return self._sampler.begin(logits, rows, masks=masks_of(structures_of(sequences)))
+        return None if logits is None else self._drawer.begin(sequences, logits)
 
     def _forward(self, batch: StepBatch) -> torch.Tensor:
         """Logits of each sequence's last row, (sequences, vocabulary), in the order of the batch.

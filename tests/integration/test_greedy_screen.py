@@ -66,7 +66,7 @@ def watch(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> list[tuple[RowsAsked, RowsAnswered | None]]:
     """What is asked of the runner's output layer, and what it says."""
-    head = runner._head
+    head = runner._drawer._head
     assert head is not None
     seen: list[tuple[RowsAsked, RowsAnswered | None]] = []
     original = head.answer
@@ -128,7 +128,7 @@ def test_a_step_that_draws_nothing_computes_no_logits(
     runners: Runners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = runners.get(SCREENED.block_size, SCREENED.num_blocks, SCREENED.greedy_screen)
-    head = runner._head
+    head = runner._drawer._head
     assert head is not None
     head._costs = ScreenCosts(ProductCost(1.0, 0.02), ProductCost(0.5, 0.01))  # as where it pays
     seen = watch(runner, monkeypatch)
@@ -162,7 +162,7 @@ def test_memory_for_it_is_asked_for_or_gone_without(folder: Path, monkeypatch: p
     ):
         monkeypatch.setattr(kv_pages, "free_bytes", free_in_turn(1 << 40, free))
         runner = load(folder, greedy_screen=mode)
-        assert (runner._head is not None) is screens
+        assert (runner._drawer._head is not None) is screens
         runner.close()
     monkeypatch.setattr(kv_pages, "free_bytes", free_in_turn(1 << 40, needed - 1))
     with pytest.raises(NotEnoughMemory, match="greedy_screen: on"):
@@ -204,6 +204,6 @@ def test_off_and_half_precision_leave_the_output_layer_alone(
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="replica"):
             runner = load(folder, **settings)
-        assert runner._head is None
+        assert runner._drawer._head is None
         runner.close()
         assert ("greedy tokens are not screened" in caplog.text) is is_told
