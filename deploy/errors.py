@@ -74,11 +74,11 @@ class DeployFileError(DeployError):
 
 class ClusterTimedOut(DeployError):
     def __init__(self, load: float, num_cpus: int) -> None:
-        """load: processes that ran or waited to, in the mean of the last minute."""
+        """load: the load average of the last minute."""
         super().__init__(
             "Ray did not start on this machine in its own time, 15 s for its helpers and 30 in all, which no "
-            f"setting raises; {load:.0f} processes ran or waited to on {counted(num_cpus, 'CPU')}: "
-            "start it again when less runs here"
+            f"setting raises; the load average is {load:.1f} on {counted(num_cpus, 'CPU')}: start it again "
+            "when less runs here"
         )
 
 
