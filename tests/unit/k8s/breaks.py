@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -24,6 +24,17 @@ def shipped(name: str) -> Manifests:
 def beside(name: str, text: str) -> Manifests:
     """These objects, and those of the overlay that they refer to."""
     return Manifests((*shipped(name).objects, *Manifests.parse(text).objects))
+
+
+def in_places(mistakes: Mapping[str, Sequence[tuple[Break, str]]]) -> list[tuple[str, Break, str]]:
+    """Of each overlay's, one by one: the overlay, the change, and words of what is found wrong then."""
+    return [(name, *each) for name, those in mistakes.items() for each in those]
+
+
+def found_in(name: str, change: Break) -> list[str]:
+    """In that overlay, with what it refers to."""
+    other = PLACES[name].beside
+    return findings(shipped(name) if other is None else beside(other, PLACES[name].kept.read_text()), change)
 
 
 def findings(manifests: Manifests, change: Break) -> list[str]:

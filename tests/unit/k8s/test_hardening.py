@@ -14,8 +14,10 @@ from tests.unit.k8s.breaks import (
     container,
     drop,
     findings,
+    found_in,
     group,
     head,
+    in_places,
     policy,
     serve,
     shipped,
@@ -134,15 +136,11 @@ IN_UPGRADE: list[tuple[Break, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), IN_DEMO)
-def test_mistake_in_the_demo_is_found(change: Break, words: str) -> None:
-    told = findings(shipped("cpu-demo"), change)
-    assert any(words in each for each in told), told
-
-
-@pytest.mark.parametrize(("change", "words"), IN_UPGRADE)
-def test_mistake_around_the_gateway_is_found(change: Break, words: str) -> None:
-    told = findings(shipped("upgrade"), change)
+@pytest.mark.parametrize(
+    ("place", "change", "words"), in_places({"cpu-demo": IN_DEMO, "upgrade": IN_UPGRADE})
+)
+def test_mistake_is_found(place: str, change: Break, words: str) -> None:
+    told = found_in(place, change)
     assert any(words in each for each in told), told
 
 

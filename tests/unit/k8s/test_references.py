@@ -15,7 +15,9 @@ from tests.unit.k8s.breaks import (
     container,
     drop,
     findings,
+    found_in,
     head,
+    in_places,
     policy,
     serve,
     shipped,
@@ -169,27 +171,12 @@ MONITORING: list[tuple[Break, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), IN_DEMO)
-def test_mistake_in_the_demo_is_found(change: Break, words: str) -> None:
-    told = findings(shipped("cpu-demo"), change)
-    assert any(words in each for each in told), told
-
-
-@pytest.mark.parametrize(("change", "words"), IN_HA)
-def test_mistake_in_the_cluster_for_availability_is_found(change: Break, words: str) -> None:
-    told = findings(shipped("ha"), change)
-    assert any(words in each for each in told), told
-
-
-@pytest.mark.parametrize(("change", "words"), IN_UPGRADE)
-def test_mistake_around_the_gateway_is_found(change: Break, words: str) -> None:
-    told = findings(shipped("upgrade"), change)
-    assert any(words in each for each in told), told
-
-
-@pytest.mark.parametrize(("change", "words"), MONITORING)
-def test_mistake_in_monitoring_is_found(change: Break, words: str) -> None:
-    told = findings(beside("gpu", PLACES["monitoring"].kept.read_text()), change)
+@pytest.mark.parametrize(
+    ("place", "change", "words"),
+    in_places({"cpu-demo": IN_DEMO, "ha": IN_HA, "upgrade": IN_UPGRADE, "monitoring": MONITORING}),
+)
+def test_mistake_is_found(place: str, change: Break, words: str) -> None:
+    told = found_in(place, change)
     assert any(words in each for each in told), told
 
 

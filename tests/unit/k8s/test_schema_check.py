@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from k8s.places import PLACES
-from tests.unit.k8s.breaks import Break, beside, cluster, container, drop, findings, group, head, shipped
+from tests.unit.k8s.breaks import Break, cluster, container, drop, found_in, group, head, in_places
 
 IN_DEMO: list[tuple[Break, str]] = [
     (lambda t: cluster(t).update(authOption={}), "'authOption' was unexpected"),
@@ -36,19 +35,9 @@ MONITORING: list[tuple[Break, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), IN_DEMO)
-def test_mistake_in_the_demo_is_found(change: Break, words: str) -> None:
-    told = findings(shipped("cpu-demo"), change)
-    assert any(words in each for each in told), told
-
-
-@pytest.mark.parametrize(("change", "words"), IN_HA)
-def test_mistake_in_the_cluster_for_availability_is_found(change: Break, words: str) -> None:
-    told = findings(shipped("ha"), change)
-    assert any(words in each for each in told), told
-
-
-@pytest.mark.parametrize(("change", "words"), MONITORING)
-def test_mistake_in_monitoring_is_found(change: Break, words: str) -> None:
-    told = findings(beside("gpu", PLACES["monitoring"].kept.read_text()), change)
+@pytest.mark.parametrize(
+    ("place", "change", "words"), in_places({"cpu-demo": IN_DEMO, "ha": IN_HA, "monitoring": MONITORING})
+)
+def test_mistake_is_found(place: str, change: Break, words: str) -> None:
+    told = found_in(place, change)
     assert any(words in each for each in told), told

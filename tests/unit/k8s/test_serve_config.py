@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.k8s.breaks import Break, drop, findings, serve, shipped
+from tests.unit.k8s.breaks import Break, drop, found_in, in_places, serve
 
 IN_DEMO: list[tuple[Break, str]] = [
     (lambda t: serve(t, "max_queued_requests", "max_queued_request"), "did you mean 'max_queued_requests'"),
@@ -26,13 +26,10 @@ IN_HA: list[tuple[Break, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), IN_DEMO)
-def test_mistake_in_the_demo_is_found(change: Break, words: str) -> None:
-    told = findings(shipped("cpu-demo"), change)
-    assert any(words in each for each in told), told
+MISTAKES = in_places({"cpu-demo": IN_DEMO, "ha": IN_HA})
 
 
-@pytest.mark.parametrize(("change", "words"), IN_HA)
-def test_mistake_in_the_cluster_for_availability_is_found(change: Break, words: str) -> None:
-    told = findings(shipped("ha"), change)
+@pytest.mark.parametrize(("place", "change", "words"), MISTAKES)
+def test_mistake_is_found(place: str, change: Break, words: str) -> None:
+    told = found_in(place, change)
     assert any(words in each for each in told), told
