@@ -1,4 +1,4 @@
-"""Replicas on paper, and one Router of them."""
+"""Replicas on paper, and one Router of them, or several."""
 
 from __future__ import annotations
 
@@ -19,3 +19,14 @@ async def router(fleet: PaperFleet) -> AsyncIterator[PaperRouter]:
     made = PaperRouter(fleet)
     yield made
     await made.keeper.aclose()
+
+
+@pytest.fixture
+async def routers() -> AsyncIterator[list[PaperRouter]]:
+    """Three Routers of one fleet."""
+    fleet = PaperFleet(4)
+    made = [PaperRouter(fleet) for _ in range(3)]
+    yield made
+    for router in made:
+        await router.directory.aclose()
+        await router.keeper.aclose()
