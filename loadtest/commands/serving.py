@@ -222,7 +222,7 @@ def carry_out(plan: Plan, options: argparse.Namespace, console: Console, command
         check(contender)
     console.print(f"About {in_words(expected_s(plan))}; Ctrl-C reports what ran until then.")
     with ComparisonProgress(console, plan) as progress:
-        experiment = Experiment(plan, _started(options.start_limit), progress, conditions(command))
+        experiment = Experiment(plan, _started(options.start_limit, console), progress, conditions(command))
         try:
             results = experiment.run()
         except (ComparisonError, ClientError, WorkloadError) as error:
@@ -239,10 +239,14 @@ def carry_out(plan: Plan, options: argparse.Namespace, console: Console, command
     results.require_whole_answers()
 
 
-def _started(limit_s: float) -> Start:
+def _started(limit_s: float, console: Console) -> Start:
     @contextmanager
     def start(contender: Contender) -> Iterator[str]:
-        with Deployment(contender, limit_s) as deployment:
+        def tell() -> None:
+            told = f"{contender.label}: other work left Ray too little time to start; it is started again"
+            console.print(told, style="yellow", soft_wrap=True, markup=False)
+
+        with Deployment(contender, limit_s, on_busy=tell) as deployment:
             yield deployment.url
 
     return start

@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -59,16 +59,23 @@ def check(contender: Contender) -> None:
 class Deployment:
     """A context manager: the server answers inside it."""
 
-    def __init__(self, contender: Contender, start_limit_s: float = START_LIMIT_S) -> None:
+    def __init__(
+        self, contender: Contender, start_limit_s: float = START_LIMIT_S, *, on_busy: Callable[[], None]
+    ) -> None:
+        """on_busy: told each time that it is started once more, since the machine was too busy."""
         self._contender, self._start_limit_s = contender, start_limit_s
+        self._on_busy = on_busy
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
 
     def __enter__(self) -> Self:
         """Raises DeploymentFailed."""
         for _ in range(START_ATTEMPTS - 1):
-            with contextlib.suppress(MachineBusy):
+            try:
                 self._bring_up()
+            except MachineBusy:
+                self._on_busy()
+            else:
                 return self
         self._bring_up()
         return self

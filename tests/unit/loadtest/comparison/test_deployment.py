@@ -18,6 +18,10 @@ from loadtest.comparison.errors import DeploymentFailed
 ROOT = Path(__file__).parents[4]
 
 
+def never() -> None:
+    raise AssertionError("nobody said that the machine is busy")
+
+
 def is_running(pid: int) -> bool:
     """A zombie that nobody has asked for is not."""
     try:
@@ -33,7 +37,7 @@ def test_what_a_launcher_leaves_behind_is_stopped(tmp_path: Path, monkeypatch: p
     launcher.chmod(0o755)
     monkeypatch.setattr(sys, "executable", os.fspath(launcher))
     (contender,) = of_policies(ROOT / "deploy.yaml", ["round_robin"], Changes())
-    with pytest.raises(DeploymentFailed, match="out of luck"), Deployment(contender):
+    with pytest.raises(DeploymentFailed, match="out of luck"), Deployment(contender, on_busy=never):
         pass
     left = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + 30
@@ -51,9 +55,14 @@ def test_where_too_much_runs_for_a_cluster_to_start_it_is_tried_again(
     launcher.chmod(0o755)
     monkeypatch.setattr(sys, "executable", os.fspath(launcher))
     (contender,) = of_policies(ROOT / "deploy.yaml", ["round_robin"], Changes())
-    with pytest.raises(DeploymentFailed, match="busy"), Deployment(contender):
+    told: list[str] = []
+    with (
+        pytest.raises(DeploymentFailed, match="busy"),
+        Deployment(contender, on_busy=lambda: told.append("again")),
+    ):
         pass
     assert (tmp_path / "starts").read_text() == deployment.START_ATTEMPTS * "start\n"
+    assert told == ["again"] * (deployment.START_ATTEMPTS - 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -73,7 +82,7 @@ def test_who_is_not_ready_in_time_is_stopped_and_told_which_option_gives_more(
     monkeypatch.setattr(deployment, "_num_ready", still_reading)
     (contender,) = of_policies(ROOT / "deploy.yaml", ["round_robin"], Changes())
     told = r"round_robin was not ready within 0\.5 s \(--start-limit\); .*\nreading weights"
-    with pytest.raises(DeploymentFailed, match=told), Deployment(contender, 0.5):
+    with pytest.raises(DeploymentFailed, match=told), Deployment(contender, 0.5, on_busy=never):
         pass
     assert not is_running(int(wait_for(tmp_path / "pid")))
 

@@ -251,7 +251,7 @@ def test_whatever_ends_it_early_the_report_has_what_ran(
         return Endpoint(url, "tiny")
 
     monkeypatch.setattr(Endpoint, "find", find)
-    monkeypatch.setattr(serving, "_started", lambda limit_s: servers.start)
+    monkeypatch.setattr(serving, "_started", lambda *_: servers.start)
     monkeypatch.setattr(serving, "check", lambda contender: None)
     options = argparse.Namespace(out=tmp_path / "out", no_plots=True, start_limit=240.0)
     with pytest.raises(type(error)):
@@ -279,7 +279,7 @@ def test_what_ended_it_is_told_beside_a_report_that_cannot_be_written(
 
 
 def _carried_out(servers: Servers, of: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_started", lambda limit_s: servers.start)
+    monkeypatch.setattr(serving, "_started", lambda *_: servers.start)
     monkeypatch.setattr(serving, "check", lambda contender: None)
     options = argparse.Namespace(out=folder, no_plots=True, start_limit=240.0)
     serving.carry_out(of, options, Console(file=io.StringIO()), ["compare"])
