@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
+from loadtest.comparison.caveats import caveats
 from loadtest.comparison.results import Results
-from loadtest.comparison.tables import tables, warnings
+from loadtest.comparison.tables import tables
 from loadtest.text_table import TextTable
 
 _CSS = """\
@@ -54,7 +55,7 @@ def page(results: Results, pictures: Iterable[Picture]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title><style>{_CSS}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
-        *(f'<p class="warning">{escape(told)}</p>' for told in warnings(results)),
+        *(f'<p class="warning">{escape(told)}</p>' for told in caveats(results)),
         *(_table(each) for each in tables(results)),
         *(f"<h2>{escape(each.title)}</h2><figure>{each.svg}</figure>" for each in pictures),
         "<h2>Conditions</h2>",

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from loadtest.comparison.caveats import caveats
 from loadtest.comparison.page import page
 from loadtest.comparison.results import Results, write
-from loadtest.comparison.tables import tables, warnings
+from loadtest.comparison.tables import tables
 from loadtest.placement.errors import NoPlots, NotWritten
 from loadtest.report_folder import reporting, write_whole
 
@@ -25,7 +26,7 @@ def check_plots(*, with_plots: bool) -> None:
 
 
 def markdown(results: Results) -> str:
-    lines = [f"**{told}**\n" for told in warnings(results)]
+    lines = [f"**{told}**\n" for told in caveats(results)]
     lines += [table.markdown() + "\n" for table in tables(results)]
     lines += [f"- {name}: {value}" for name, value in results.conditions.items()]
     lines += [f"- engine of {name}: {engine}" for name, engine in results.engines.items()]
@@ -51,7 +52,7 @@ def report(results: Results, folder: Path, console: Console, *, with_plots: bool
             _write(results, folder, with_plots=with_plots)
     except NotWritten as error:
         failed = error
-    for told in warnings(results):
+    for told in caveats(results):
         console.print(told, style="yellow", soft_wrap=True, markup=False)
     for table in tables(results):
         table.print_on(console)

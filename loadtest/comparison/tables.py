@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cache.counted import counted
-from loadtest.client.answer import Failure
 from loadtest.comparison.estimates import MEASURES, Measure, estimate, found_rate, found_ratio, ratio
 from loadtest.comparison.results import Results, Run, merged
 from loadtest.placement.intervals import Interval
 from loadtest.text_table import TextTable
-
-LATE_S = 0.05  # beyond it the client itself is part of what was measured
-FAILED_SHARE = 0.01  # of requests without an answer: from there on a p99 of the others says little
-KNOWN_SHARE = (
-    0.2  # of prompt tokens, more than a cache that begins empty could hit: finer blocks hit a few more
-)
 
 
 def tables(results: Results) -> list[TextTable]:
@@ -27,79 +19,6 @@ def tables(results: Results) -> list[TextTable]:
             found += _beside(results, workload, rate)
         found += _searched(results, workload)
     return found
-
-
-def warnings(results: Results) -> list[str]:
-    """What makes the numbers less than they seem."""
-    told = []
-    if results.was_stopped:
-        told.append(f"Stopped before the end: only what ran is shown. {_cut_short(results)}".rstrip())
-    late = [
-        run
-        for run in results.runs
-        if (run.is_whole or run.kind == "fixed") and run.tally.late.quantile_s(0.99) > LATE_S
-    ]
-    if late:
-        worst = max(late, key=lambda run: run.tally.late.quantile_s(0.99))
-        told.append(
-            f"The client was late: in {len(late)} of {counted(len(results.runs), 'run')} the p99 of lateness "
-            f"is above {_ms(LATE_S)}, at worst {_ms(worst.tally.late.quantile_s(0.99))} "
-            f"({worst.contender}, {worst.workload} at {worst.rate_per_s:g}/s). "
-            "Times count from when a request was due: lateness is in them."
-        )
-    failed = [run for run in results.runs if run.kind == "fixed" and _failed_share(run) > FAILED_SHARE]
-    if failed:
-        worst = max(failed, key=_failed_share)
-        told.append(
-            f"Times are those of answers: in {len(failed)} of {counted(len(results.runs), 'run')} more than "
-            f"{_percent(FAILED_SHARE)} of the requests had none, at worst {_percent(_failed_share(worst))} "
-            f"({worst.contender}, {worst.workload} at {worst.rate_per_s:g}/s). Who leaves out the latest is "
-            "no sooner for that: goodput counts them."
-        )
-    unsent = sum(run.tally.failures.get(Failure.NO_FILES, 0) for run in results.runs)
-    if unsent:
-        told.append(
-            f"The client ran out of open files: {counted(unsent, 'request')} never went out, which is "
-            "no fault of the server. Raise the limit (`ulimit -n`)."
-        )
-    if any(run.tally.untold for run in results.runs):
-        told.append("Some answers did not tell their cached tokens: hit rates leave them out.")
-    known = [
-        run
-        for run in results.runs
-        if run.is_whole and (run.tally.hit_ratio or 0.0) > run.ceiling + KNOWN_SHARE
-    ]
-    if known:
-        most = max(known, key=lambda run: (run.tally.hit_ratio or 0.0) - run.ceiling)
-        told.append(
-            f"Prompts were cached before they were sent: {_percent(most.tally.hit_ratio or 0.0)} of their "
-            f"tokens ({most.contender}, {most.workload}), where an infinite cache that begins empty would "
-            f"hit {_percent(most.ceiling)}. A server that was sent them before needs another --seed."
-        )
-    if results.num_repeats == 1:
-        told.append("One repeat: there are no intervals, and a difference may be chance.")
-    return told
-
-
-def _cut_short(results: Results) -> str:
-    """What became of the run that was on its way."""
-    run = results.cut_short
-    if run is None:
-        return ""
-    is_shown = run in results.shown(run.contender, run.workload, run.rate_per_s)
-    return (
-        f"{run.contender}, {run.workload} at {run.rate_per_s:g}/s was cut short in repeat {run.repeat + 1}: "
-        f"{counted(run.tally.due, 'request')} sent, {run.tally.answers} answered, {run.tally.num_failed} "
-        f"failed, and {run.tally.unanswered} on their way, which count as neither."
-        f"{'' if is_shown else ' No table has it.'}"
-    )
-
-
-def _failed_share(run: Run) -> float:
-    """Of the requests that are over."""
-    tally = run.tally
-    num_over = tally.num_failed + tally.answers
-    return tally.num_failed / num_over if num_over else 0.0
 
 
 def _at_rate(results: Results, workload: str, rate: float) -> TextTable:
@@ -124,16 +43,16 @@ def _at_rate(results: Results, workload: str, rate: float) -> TextTable:
                 contender if is_whole else f"{contender}, cut short",
                 str(total.answers),
                 _failed(runs),
-                _cell(estimate(runs, MEASURES["hit_ratio"]), _percent),
-                *(_cell(estimate(runs, MEASURES[name]), _ms) for name in names),
+                _cell(estimate(runs, MEASURES["hit_ratio"]), percent),
+                *(_cell(estimate(runs, MEASURES[name]), ms) for name in names),
                 _cell(estimate(runs, MEASURES["goodput"]), _plain),
                 _cell(estimate(runs, MEASURES["imbalance"]), _plain),
-                _ms(total.late.quantile_s(0.99)),
+                ms(total.late.quantile_s(0.99)),
             )
         )
     note = "Geometric means over repeats [95 % interval]. TTFT counts from when a request was due."
     if ceilings:
-        note += f" An infinite cache would hit {_percent(sum(ceilings) / len(ceilings))}."
+        note += f" An infinite cache would hit {percent(sum(ceilings) / len(ceilings))}."
     return TextTable(f"{workload} at {rate:g} requests/s", columns, tuple(rows), note)
 
 
@@ -172,8 +91,8 @@ def _searched(results: Results, workload: str) -> list[TextTable]:
 
 def _promise(results: Results) -> str:
     targets = results.targets
-    parts = [] if targets.ttft_s is None else [f"TTFT ≤ {_ms(targets.ttft_s)}"]
-    parts += [] if targets.gap_s is None else [f"every gap ≤ {_ms(targets.gap_s)}"]
+    parts = [] if targets.ttft_s is None else [f"TTFT ≤ {ms(targets.ttft_s)}"]
+    parts += [] if targets.gap_s is None else [f"every gap ≤ {ms(targets.gap_s)}"]
     return f"99 % of requests keep {' and '.join(parts)}" if parts else "99 % of requests are answered"
 
 
@@ -199,11 +118,11 @@ def _cell(interval: Interval | None, shown: Callable[[float], str]) -> str:
     return f"{shown(interval.estimate)} [{shown(interval.low)}, {shown(interval.high)}]"
 
 
-def _ms(seconds: float) -> str:
+def ms(seconds: float) -> str:
     return "" if seconds != seconds else f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 

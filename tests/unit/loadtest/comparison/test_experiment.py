@@ -19,6 +19,7 @@ from loadtest.client.endpoint import Endpoint
 from loadtest.client.errors import ClientError, Unreachable
 from loadtest.commands import serving
 from loadtest.comparison import experiment as module
+from loadtest.comparison.caveats import caveats
 from loadtest.comparison.contender import Contender
 from loadtest.comparison.errors import BrokenAnswers, NoAnswers
 from loadtest.comparison.estimates import geometric
@@ -27,7 +28,7 @@ from loadtest.comparison.load import Load, Look, Sent, is_lost, is_met
 from loadtest.comparison.plan import Cell, Plan, Search
 from loadtest.comparison.report import report
 from loadtest.comparison.results import Results, Run, read
-from loadtest.comparison.tables import tables, warnings
+from loadtest.comparison.tables import tables
 from loadtest.open_loop.tally import Tally, Targets
 from loadtest.placement.errors import Stopped
 from loadtest.placement.intervals import Interval
@@ -199,7 +200,7 @@ def test_what_was_cut_short_is_shown_as_such_and_its_requests_add_up(servers: Se
     assert run.tally.goodput_per_s == pytest.approx((run.tally.due - 1) / run.tally.counted_s)
     whole, cut = tables(results)[0].rows
     assert (whole[0], cut[0], cut[1]) == ("a", "b, cut short", str(run.tally.answers))
-    told = warnings(results)[0]
+    told = caveats(results)[0]
     assert "Stopped before the end" in told
     assert (
         f"b, {CHATS.label} at 4/s was cut short in repeat 1: {run.tally.due} requests sent, "
@@ -212,8 +213,8 @@ def test_a_repeat_that_was_cut_short_is_left_out_beside_whole_ones(servers: Serv
     results = experiment(servers, plan()).run()
     assert [row[0] for row in tables(results)[0].rows] == ["a", "b", "c"]
     assert results.num_repeats == 1
-    assert "was cut short in repeat 2" in warnings(results)[0]
-    assert "No table has it." in warnings(results)[0]
+    assert "was cut short in repeat 2" in caveats(results)[0]
+    assert "No table has it." in caveats(results)[0]
 
 
 def test_a_try_that_was_lost_before_it_was_stopped_is_not_told_as_cut_short(
@@ -367,9 +368,9 @@ def test_whose_requests_are_refused_is_not_sooner_without_a_word() -> None:
             tally.sent(float(index), 0.0)
         some.answered(float(index), 0.0, answer(0.1, Failure.BUSY if index % 2 else None))
         everybody.answered(float(index), 0.0, answer(5.0 if index % 2 else 0.1))
-    told = " ".join(warnings(results_of(some=some, everybody=everybody)))
+    told = " ".join(caveats(results_of(some=some, everybody=everybody)))
     assert "in 1 of 2 runs more than 1.0 % of the requests had none, at worst 50.0 % (some, made" in told
-    assert "had none" not in " ".join(warnings(results_of(everybody=everybody)))
+    assert "had none" not in " ".join(caveats(results_of(everybody=everybody)))
 
 
 def test_a_hit_rate_that_nobody_told_is_no_hit_rate_of_nothing() -> None:
