@@ -6,7 +6,7 @@ by an API server and found out in the night.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -72,38 +72,23 @@ def _names(where: str, manifests: Manifests) -> Iterator[Finding]:
 
 
 def _pod(where: str, manifests: Manifests, pod: Pod) -> Iterator[Finding]:
-    def finding(message: str) -> Finding:
-        return Finding(where, pod.owner, message)
+    for message in (
+        *_named_objects(manifests, pod),
+        *_mounts(manifests, pod),
+        *_volumes(manifests, pod),
+        *_containers(pod),
+        *_labels(pod),
+    ):
+        yield Finding(where, pod.owner, message)
 
-    spec = pod.spec
+
+def _named_objects(manifests: Manifests, pod: Pod) -> Iterator[str]:
     for key, kind in (("serviceAccountName", "ServiceAccount"), ("priorityClassName", "PriorityClass")):
-        if not manifests.has(kind, spec.get(key, "")):
-            yield finding(f"{key}: no {kind} is called {spec.get(key)!r}")
-    yield from (finding(message) for message in _volumes(manifests, pod))
-    for container in (*spec.get("initContainers", ()), *spec["containers"]):
-        names = [each["name"] for each in container.get("env", ())]
-        for name in sorted({each for each in names if names.count(each) > 1}):
-            yield finding(f"env {name} is set twice")
-        for variable in container.get("env", ()):
-            source = variable.get("valueFrom", {}).get("secretKeyRef")
-            if source is not None:
-                yield from (finding(message) for message in _secret(source["name"], [source["key"]]))
-        for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
-            action = container.get(probe, {})
-            port = (action.get("httpGet") or action.get("tcpSocket") or {}).get("port")
-            if port is not None and port not in FREE_PORTS and not pod.has_port(port):
-                yield finding(f"{probe}: no container port is {port!r}")
-    if pod.is_ray:
-        for label in sorted(KUBERAY_SELECTS_BY & given_labels(pod.ray_group).keys()):
-            yield finding(f"label {label}: the head's Service selects by KubeRay's own value of it")
-    for constraint in spec.get("topologySpreadConstraints", ()):
-        if not selects(constraint.get("labelSelector", {}), pod.labels):
-            yield finding("topologySpreadConstraints: labelSelector does not match the pod itself")
+        if not manifests.has(kind, pod.spec.get(key, "")):
+            yield f"{key}: no {kind} is called {pod.spec.get(key)!r}"
 
 
-def _volumes(manifests: Manifests, pod: Pod) -> Iterator[str]:
-    volumes = pod.volumes
-    claims = {each["metadata"]["name"] for each in manifests.of_kind("PersistentVolumeClaim")}
+def _mounts(manifests: Manifests, pod: Pod) -> Iterator[str]:
     templates = {
         claim["metadata"]["name"]
         for each in manifests.of_kind("StatefulSet")
@@ -111,13 +96,17 @@ def _volumes(manifests: Manifests, pod: Pod) -> Iterator[str]:
         for claim in each["spec"].get("volumeClaimTemplates", ())
     }
     mounted = {mount["name"] for mount in pod_mounts(manifests, pod)}
-    for name in sorted(mounted - volumes.keys() - templates):
+    for name in sorted(mounted - pod.volumes.keys() - templates):
         yield f"volumeMounts: no volume is called {name!r}"
-    for name in sorted(volumes.keys() - mounted):
+    for name in sorted(pod.volumes.keys() - mounted):
         yield f"volumes: nobody mounts {name!r}"
-    for name, volume in volumes.items():
+
+
+def _volumes(manifests: Manifests, pod: Pod) -> Iterator[str]:
+    """What volumes are made of: claims, Secrets and ConfigMaps."""
+    for name, volume in pod.volumes.items():
         claim = volume.get("persistentVolumeClaim", {}).get("claimName")
-        if claim is not None and claim not in claims:
+        if claim is not None and not manifests.has("PersistentVolumeClaim", claim):
             yield f"volume {name}: no PersistentVolumeClaim is called {claim!r}"
         if "secret" in volume:
             keys = [item["key"] for item in volume["secret"].get("items", ())]
@@ -127,6 +116,41 @@ def _volumes(manifests: Manifests, pod: Pod) -> Iterator[str]:
             if config_map is not None and config_map not in CLUSTERS_OWN_CONFIG_MAPS:
                 if not manifests.has("ConfigMap", config_map):
                     yield f"volume {name}: no ConfigMap is called {config_map!r}"
+
+
+def _containers(pod: Pod) -> Iterator[str]:
+    for container in (*pod.spec.get("initContainers", ()), *pod.spec["containers"]):
+        yield from _environment(container)
+        yield from _probes(pod, container)
+
+
+def _environment(container: Mapping[str, Any]) -> Iterator[str]:
+    variables = container.get("env", ())
+    names = [each["name"] for each in variables]
+    for name in sorted({each for each in names if names.count(each) > 1}):
+        yield f"env {name} is set twice"
+    for variable in variables:
+        source = variable.get("valueFrom", {}).get("secretKeyRef")
+        if source is not None:
+            yield from _secret(source["name"], [source["key"]])
+
+
+def _probes(pod: Pod, container: Mapping[str, Any]) -> Iterator[str]:
+    for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
+        action = container.get(probe, {})
+        port = (action.get("httpGet") or action.get("tcpSocket") or {}).get("port")
+        if port is not None and port not in FREE_PORTS and not pod.has_port(port):
+            yield f"{probe}: no container port is {port!r}"
+
+
+def _labels(pod: Pod) -> Iterator[str]:
+    """The pod's own, and what selects by them."""
+    if pod.is_ray:
+        for label in sorted(KUBERAY_SELECTS_BY & given_labels(pod.ray_group).keys()):
+            yield f"label {label}: the head's Service selects by KubeRay's own value of it"
+    for constraint in pod.spec.get("topologySpreadConstraints", ()):
+        if not selects(constraint.get("labelSelector", {}), pod.labels):
+            yield "topologySpreadConstraints: labelSelector does not match the pod itself"
 
 
 def pod_mounts(manifests: Manifests, pod: Pod) -> list[Mapping[str, Any]]:
@@ -149,28 +173,40 @@ def _secret(name: str, keys: list[str]) -> Iterator[str]:
 
 
 def _selectors(where: str, manifests: Manifests) -> Iterator[Finding]:
+    """Of budgets, policies and monitors: each selects pods, and those have the ports that it names."""
     pods = manifests.pods()
     for each in manifests.of_kind("PodDisruptionBudget", "NetworkPolicy", "PodMonitor"):
         spec = each["spec"]
         selector = spec.get("podSelector", spec.get("selector", {}))
         selected = [pod for pod in pods if selects(selector, pod.labels)]
-        gateways = [labels for labels in _gateways(manifests) if selects(selector, labels)]
-        if not selected and not gateways:
+        has_gateways = any(selects(selector, labels) for labels in _gateways(manifests))
+        if not selected and not has_gateways:
             yield Finding(where, named(each), f"selects no pod: {dict(selector)}")
             continue
         for rule in spec.get("ingress", ()):
-            for port in [entry["port"] for entry in rule.get("ports", ()) if "port" in entry]:
-                is_gateways = bool(gateways) and port == GATEWAY_PORT
-                if not is_gateways and not any(pod.has_port(port) for pod in selected):
-                    yield Finding(where, named(each), f"port {port}: no selected pod has it")
-            for peer in rule.get("from", ()):
-                own = "namespaceSelector" not in peer
-                if own and not any(selects(peer.get("podSelector", {}), pod.labels) for pod in pods):
-                    yield Finding(where, named(each), f"lets nobody in: {dict(peer['podSelector'])}")
+            for message in (*_opened(rule, selected, has_gateways=has_gateways), *_let_in(rule, pods)):
+                yield Finding(where, named(each), message)
         for endpoint in spec.get("podMetricsEndpoints", ()):
             port = endpoint.get("port", endpoint.get("portNumber", endpoint.get("targetPort")))
             if not all(pod.has_port(port) for pod in selected):
                 yield Finding(where, named(each), f"port {port}: not every selected pod has it")
+
+
+def _opened(rule: Mapping[str, Any], selected: Sequence[Pod], *, has_gateways: bool) -> Iterator[str]:
+    """has_gateways: pods of a Gateway, whose ports nobody here writes down, are selected as well."""
+    for port in [entry["port"] for entry in rule.get("ports", ()) if "port" in entry]:
+        is_gateways = has_gateways and port == GATEWAY_PORT
+        if not is_gateways and not any(pod.has_port(port) for pod in selected):
+            yield f"port {port}: no selected pod has it"
+
+
+def _let_in(rule: Mapping[str, Any], pods: Sequence[Pod]) -> Iterator[str]:
+    """Of other namespaces nobody here knows the pods."""
+    for peer in rule.get("from", ()):
+        if "namespaceSelector" in peer:
+            continue
+        if not any(selects(peer.get("podSelector", {}), pod.labels) for pod in pods):
+            yield f"lets nobody in: {dict(peer['podSelector'])}"
 
 
 def _gateways(manifests: Manifests) -> Iterator[dict[str, str]]:
