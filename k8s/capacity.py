@@ -40,9 +40,9 @@ class Demand:
 
 
 def capacity_findings(where: str, manifests: Manifests, config: ServeFile) -> Iterator[Finding]:
+    """Whether each deployment finds its places, each pod is what it says, and each budget lets pods go."""
     pods = [pod for pod in manifests.pods() if pod.is_ray]
     is_scaled = _is_scaled(manifests)
-    advice = "" if is_scaled else f"; {_FIXED}"
     for name, slot in SLOT_BY_DEPLOYMENT.items():
         demand = _demand(name, config.options(name))
         if not demand.per_replica.get(slot):
@@ -52,22 +52,27 @@ def capacity_findings(where: str, manifests: Manifests, config: ServeFile) -> It
             continue
         selected = [pod for pod in pods if is_selected(pod.ray_group, demand.label_selector)]
         fitting = [pod for pod in selected if pod.slots.get(slot)]
-        for low, wanted, when in ((True, demand.low, "at rest"), (False, demand.high, "in full")):
-            places = sum((pod.min_pods if low else pod.max_pods) * _places(demand, pod) for pod in fitting)
-            if places < wanted:
-                message = f"{wanted} replicas {when}, places for {places}: {_shape(demand, fitting)}"
-                message += "" if low else advice
-                yield Finding(where, f"serveConfigV2/{name}", message)
+        for message in _missing_places(demand, fitting, is_scaled=is_scaled):
+            yield Finding(where, f"serveConfigV2/{name}", message)
         for pod in fitting:
             for message in _idle(demand, pod, fitting):
                 yield Finding(where, pod.owner, message)
     for pod in pods:
-        engines = pod.slots.get("engine", 0)
-        of_engines = _engines(pod, engines, config.app.replica) if engines else ()
         mistakes = group_mistakes(pod.ray_group, is_scaled=is_scaled)
-        for message in (*mistakes, *_offered(pod), *of_engines):
+        for message in (*mistakes, *_offered(pod), *_engines(pod, config.app.replica)):
             yield Finding(where, pod.owner, message)
     yield from _budgets(where, manifests, config)
+
+
+def _missing_places(demand: Demand, fitting: list[Pod], *, is_scaled: bool) -> Iterator[str]:
+    """fitting: pods of groups that the deployment may be on, with its slot."""
+    at_rest = sum(pod.min_pods * _places(demand, pod) for pod in fitting)
+    if at_rest < demand.low:
+        yield f"{demand.low} replicas at rest, places for {at_rest}: {_shape(demand, fitting)}"
+    in_full = sum(pod.max_pods * _places(demand, pod) for pod in fitting)
+    if in_full < demand.high:
+        advice = "" if is_scaled else f"; {_FIXED}"
+        yield f"{demand.high} replicas in full, places for {in_full}: {_shape(demand, fitting)}{advice}"
 
 
 def _is_scaled(manifests: Manifests) -> bool:
@@ -156,8 +161,11 @@ def _offered(pod: Pod) -> Iterator[str]:
         yield f"num-gpus is {pod.slots['GPU']:g}; the container gets {pod.num_gpus}"
 
 
-def _engines(pod: Pod, engines: float, replica: ReplicaConfig) -> Iterator[str]:
-    """Whether as many engines as the pod is for have what they take of it. engines: one or more."""
+def _engines(pod: Pod, replica: ReplicaConfig) -> Iterator[str]:
+    """Whether as many engines as the pod is for have what they take of it."""
+    engines = pod.slots.get("engine", 0)
+    if not engines:
+        return
     cpus, gpus = pod.num_cpus, pod.num_gpus
     # A simulated engine keeps nothing of blocks but their names.
     host_bytes = int(engines * replica.host_cache_gib * (1 << 30)) if replica.runner != "simulated" else 0
