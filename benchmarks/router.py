@@ -12,9 +12,11 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -61,80 +63,107 @@ examples:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured."""
+
+    parts: Sequence[str]
+    fleets: Sequence[int]  # how many replicas each has
+    blocks: int  # distinct ones in a fleet
+    sizes: Sequence[int]  # of prompts, in blocks
+    share: float  # of the samples that a whole run takes
+
+
 def main(argv: Sequence[str] | None = None) -> int:
+    """0: all was measured; 1: this Ray has no prefix tree; STOPPED: Ctrl-C, rows before it are told."""
     parser = _parser()
     options = parser.parse_args(argv)
-    blocks = options.blocks or (100_000 if options.quick else 1_000_000)
-    sizes = [SIZES[name] for name in options.prompts or (["8k"] if options.quick else list(SIZES))]
-    share = 0.2 if options.quick else 1.0
-    stalled = [router_stall.PROMPT_BLOCKS] if "stall" in options.parts else []
-    least = Fleet.least_blocks(max(options.replicas), max([*sizes, *stalled]))
-    if blocks < least:
-        parser.error(
-            f"argument --blocks: {blocks:,} is not at least {least:,}, which the longest prompts take on "
-            f"{max(options.replicas)} replicas"
-        )
+    plan = _plan(options, parser)
     began_s = time.monotonic()
     rows: list[Row] = []
     status = 0
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with _quietly(), Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("starting")
-
-        def advance(description: str) -> None:
-            progress.update(task, description=description)
-
-        try:
-            # Those before Ctrl-C are in it.
-            rows.extend(_rows(options.parts, options.replicas, blocks, sizes, share, advance))
-        except ImportError as error:
-            progress.stop()
-            Console(stderr=True).print(f"[bold red]bench-router:[/] no prefix tree in this Ray: {error}")
-            return 1
-        except KeyboardInterrupt:
-            progress.stop()
-            status = STOPPED
-            told = f"interrupted with {counted(len(rows), 'row')} measured"
-            Console(stderr=True).print(f"[bold red]bench-router:[/] {told}", highlight=False)
-    if status and not rows:
-        return status
+    try:
+        with _quietly(), _progress() as advance:
+            rows.extend(_rows(plan, advance))  # those before Ctrl-C are in it
+    except ImportError as error:
+        _complain(f"no prefix tree in this Ray: {error}")
+        return 1
+    except KeyboardInterrupt:
+        status = STOPPED
+        _complain(f"interrupted with {counted(len(rows), 'row')} measured")
+        if not rows:
+            return status
     conditions = {
         "machine": _describe(),
         "took_s": round(time.monotonic() - began_s),
-        "blocks": blocks,
+        "blocks": plan.blocks,
         "block_size": BLOCK_SIZE,
         "clock": "microseconds of the thread's CPU time; wall_* of wall time",
         **({"cut_short": True} if status else {}),
     }
-    console = Console(highlight=False, width=router_report.WIDTH)
-    if status:
-        console.print("[yellow]Cut short: rows that were not measured yet are not here.[/]")
-    console.print(router_report.table(rows))
-    console.print(conditions["machine"])
-    console.print(f"microseconds of CPU time; {blocks:,} blocks; {conditions['took_s']} s")
-    for line in router_report.summary(rows):
-        console.print(line)
+    _show(rows, conditions)
     if options.json is not None:
         router_report.write_json(options.json, rows, conditions)
     return status
 
 
-def _rows(
-    parts: Sequence[str],
-    fleets: Sequence[int],
-    blocks: int,
-    sizes: Sequence[int],
-    share: float,
-    advance: Advance,
-) -> Iterator[Row]:
-    for num_replicas in fleets:
-        fleet = Fleet(num_replicas, blocks)
-        if "index" in parts:
-            yield from router_index.rows(fleet, sizes, share, advance)
-        if "decision" in parts:
-            yield from router_decision.rows(fleet, sizes, share, advance)
-    if "stall" in parts:
-        yield from router_stall.rows(Fleet(max(fleets), blocks), 20 * share, advance)
+def _plan(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Plan:
+    """Ends the command where the fleets cannot hold the prompts."""
+    is_quick = options.quick
+    plan = Plan(
+        parts=options.parts,
+        fleets=options.replicas,
+        blocks=options.blocks or (100_000 if is_quick else 1_000_000),
+        sizes=[SIZES[name] for name in options.prompts or (["8k"] if is_quick else SIZES)],
+        share=0.2 if is_quick else 1.0,
+    )
+    stalled = [router_stall.PROMPT_BLOCKS] if "stall" in plan.parts else []
+    least = Fleet.least_blocks(max(plan.fleets), max([*plan.sizes, *stalled]))
+    if plan.blocks < least:
+        parser.error(
+            f"argument --blocks: {plan.blocks:,} is not at least {least:,}, which the longest prompts take "
+            f"on {max(plan.fleets)} replicas"
+        )
+    return plan
+
+
+def _rows(plan: Plan, advance: Advance) -> Iterator[Row]:
+    for num_replicas in plan.fleets:
+        fleet = Fleet(num_replicas, plan.blocks)
+        if "index" in plan.parts:
+            yield from router_index.rows(fleet, plan.sizes, plan.share, advance)
+        if "decision" in plan.parts:
+            yield from router_decision.rows(fleet, plan.sizes, plan.share, advance)
+    if "stall" in plan.parts:
+        yield from router_stall.rows(Fleet(max(plan.fleets), plan.blocks), 20 * plan.share, advance)
+
+
+@contextmanager
+def _progress() -> Iterator[Advance]:
+    """A line that tells what is measured now, gone when it ends."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("starting")
+
+        def advance(description: str) -> None:
+            progress.update(task, description=description)
+
+        yield advance
+
+
+def _show(rows: Sequence[Row], conditions: Mapping[str, Any]) -> None:
+    console = Console(highlight=False, width=router_report.WIDTH)
+    if "cut_short" in conditions:
+        console.print("[yellow]Cut short: rows that were not measured yet are not here.[/]")
+    console.print(router_report.table(rows))
+    console.print(conditions["machine"])
+    console.print(f"microseconds of CPU time; {conditions['blocks']:,} blocks; {conditions['took_s']} s")
+    for line in router_report.summary(rows):
+        console.print(line)
+
+
+def _complain(problem: str) -> None:
+    Console(stderr=True).print(f"[bold red]bench-router:[/] {problem}", highlight=False)
 
 
 def _describe() -> str:
