@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -31,7 +31,7 @@ from benchmarks.overhead import report
 from benchmarks.overhead.cells import Path, Plan, Prompt, cells_of
 from benchmarks.overhead.modes import Mode, available_modes
 from benchmarks.overhead.records import OtherConditions, Records
-from benchmarks.overhead.results import rows_of
+from benchmarks.overhead.results import Row, rows_of
 from benchmarks.overhead.session import Order
 from benchmarks.stopping import stoppable
 from cache.counted import counted
@@ -78,14 +78,35 @@ class SessionFailed(RuntimeError):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """0: every mode was measured; 1: one failed; 2: the file to go on with is of another run."""
     options = _parser().parse_args(argv)
-    modes = [Mode(name) for name in options.modes] if options.modes else list(available_modes())
-    if options.quick and not options.modes:
-        modes = modes[-1:]
     plan = _plan(options)
-    interval_s = None if options.interval_ms is None else options.interval_ms / 1000
     began_s, load_before = time.monotonic(), os.getloadavg()[0]
-    conditions = {
+    conditions = _conditions(options, plan)
+    try:
+        records = Records.open(options.resume, conditions, plan)
+    except (OtherConditions, ValueError) as error:
+        _complain(error)
+        return 2
+    with contextlib.closing(records):
+        failed = _measure(_orders(options, plan, records), records)
+    rows = rows_of(records.runs, records.idle, records.tokenizing)
+    conditions |= {
+        "took_s": round(time.monotonic() - began_s),
+        "idle_cpu_share": {each.mode: each.cpu_share for each in records.idle},
+        "tokenizing_ms": {each.prompt: 1000 * each.new_s for each in records.tokenizing},
+        "load_average": (load_before, os.getloadavg()[0]),
+    }
+    _show(rows, records, conditions)
+    _write(options, rows, conditions)
+    for failure in failed:
+        _complain(failure)
+    return 1 if failed else 0
+
+
+def _conditions(options: argparse.Namespace, plan: Plan) -> dict[str, Any]:
+    """What a run that is gone on with must have in common with what was kept of it."""
+    return {
         "machine": _describe(),
         "step_ms": options.step_ms,
         "replicas": options.replicas,
@@ -95,26 +116,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         "streams": plan.streams,
         "by_call": options.by_call,
     }
-    complaints = Console(stderr=True, soft_wrap=True, highlight=False)
-    try:
-        records = Records.open(options.resume, conditions, plan)
-    except (OtherConditions, ValueError) as error:
-        complaints.print(f"[bold red]bench-overhead:[/] {escape(str(error))}")
-        return 2
-    orders = [
+
+
+def _orders(options: argparse.Namespace, plan: Plan, records: Records) -> list[Order]:
+    """For each mode what records lack of it; none for one that is whole."""
+    return [
         Order(
             mode,
             replace(plan, cells=cells),
             options.step_ms / 1000,
             options.replicas,
-            interval_s,
+            None if options.interval_ms is None else options.interval_ms / 1000,
             has_channel=mode.has_channel and not options.by_call,
         )
-        for mode in modes
+        for mode in _modes(options)
         if (cells := records.left(mode, plan))
     ]
+
+
+def _modes(options: argparse.Namespace) -> list[Mode]:
+    if options.modes:
+        return [Mode(name) for name in options.modes]
+    available = list(available_modes())
+    return available[-1:] if options.quick else available
+
+
+def _measure(orders: Sequence[Order], records: Records) -> list[SessionFailed]:
+    """Keep what sessions tell; return what became of those that failed."""
     failed = []
-    with contextlib.closing(records), _progress(orders) as show:
+    with _progress(orders) as show:
         for order in orders:
             try:
                 for kind, content in _told_by(order):
@@ -123,19 +153,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                     show(order.mode, kind, content)
             except SessionFailed as error:  # the other modes have numbers of their own
                 failed.append(error)
-    rows = rows_of(records.runs, records.idle, records.tokenizing)
-    conditions |= {
-        "took_s": round(time.monotonic() - began_s),
-        "idle_cpu_share": {each.mode: each.cpu_share for each in records.idle},
-        "tokenizing_ms": {each.prompt: 1000 * each.new_s for each in records.tokenizing},
-        "load_average": (load_before, os.getloadavg()[0]),
-    }
+    return failed
+
+
+def _show(rows: Sequence[Row], records: Records, conditions: Mapping[str, Any]) -> None:
     console = Console(highlight=False, width=report.WIDTH)
+    load_before, load_after = conditions["load_average"]
     console.print(report.table(rows))
     console.print(conditions["machine"])
     console.print(
-        f"milliseconds; {counted(options.replicas, 'replica')}, {options.step_ms:g} ms a step; "
-        f"{conditions['took_s']} s, load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after"
+        f"milliseconds; {counted(conditions['replicas'], 'replica')}, {conditions['step_ms']:g} ms a step; "
+        f"{conditions['took_s']} s, load average {load_before:.1f} before, {load_after:.1f} after"
     )
     for line in [
         *report.background(rows, records.idle),
@@ -143,15 +171,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         *report.summary(rows),
     ]:
         console.print(line)
+
+
+def _write(options: argparse.Namespace, rows: Sequence[Row], conditions: dict[str, Any]) -> None:
+    """The files that were asked for."""
     if options.json is not None:
         report.write_json(options.json, rows, conditions)
     if options.markdown is not None:
         options.markdown.write_text(report.markdown(rows))
     if options.plot is not None:
         report.plot(options.plot, rows)
-    for failure in failed:
-        complaints.print(f"[bold red]bench-overhead:[/] {escape(str(failure))}")
-    return 1 if failed else 0
+
+
+def _complain(error: Exception) -> None:
+    complaints = Console(stderr=True, soft_wrap=True, highlight=False)
+    complaints.print(f"[bold red]bench-overhead:[/] {escape(str(error))}")
 
 
 @contextlib.contextmanager
