@@ -8,15 +8,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import machine
 from benchmarks.arguments import between
 from benchmarks.gpu.plan import FULL, NAMES, TINY, Plan
+from benchmarks.gpu.sheet import NoResults, OtherConditions, Sheet, forget
 from benchmarks.stopping import stoppable
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.bench import Bench
 
 OUT = Path(".bench/gpu/results.json")
 
@@ -44,6 +48,10 @@ examples:
 """
 
 
+class CannotBegin(Exception):
+    """Says why, and what to name instead."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """0: everything that can run here was measured, is right and reached its targets; 1: not; 2: it could not
     begin."""
@@ -52,7 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from benchmarks.gpu.bench import Bench
     from benchmarks.gpu.contenders import device_name, why_too_small
-    from benchmarks.gpu.sheet import NoResults, OtherConditions, Sheet, forget
 
     if options.device == "cuda" and not torch.cuda.is_available():
         return _refuse("torch sees no CUDA device here; --device cpu --tiny shows that it runs")
@@ -60,16 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
     plan, dtype = (TINY if options.tiny else FULL), getattr(torch, options.dtype)
     try:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        if options.fresh:
-            forget(options.out)
-        sheet = Sheet(options.out, conditions(plan, device_name(device), options.dtype))
-    except NoResults as error:
-        return _refuse(f"--out: {error}; name another")
-    except OtherConditions as error:
-        return _refuse(f"{error}; name another --out, or --fresh")
-    except OSError as error:
-        return _refuse(f"--out cannot be written: {error}; name another")
+        sheet = _sheet(options, conditions(plan, device_name(device), options.dtype))
+    except CannotBegin as error:
+        return _refuse(str(error))
     began_s = time.monotonic()
     names = tuple(options.contenders)
     bench = Bench(plan, names, device, dtype, is_done=sheet.__contains__)
@@ -79,12 +79,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     if num_before < len(keys) and (too_small := why_too_small(plan, device, dtype)) is not None:
         return _refuse(f"{too_small}; --tiny shows that it runs")
     _say(f"{device_name(device)}, {plan.spec.name} in {options.dtype}: {len(keys)} results, {begun}")
-    for done, result in enumerate(bench.results(began_s + options.limit_s), num_before + 1):
+    _measure(bench, sheet, began_s, options.limit_s)
+    return _report(sheet, bench, names, plan)
+
+
+def _sheet(options: argparse.Namespace, conditions: Mapping[str, Any]) -> Sheet:
+    """The file of results, made where it is missing. Raises CannotBegin, which says what to name instead."""
+    try:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        if options.fresh:
+            forget(options.out)
+        return Sheet(options.out, conditions)
+    except NoResults as error:
+        raise CannotBegin(f"--out: {error}; name another") from error
+    except OtherConditions as error:
+        raise CannotBegin(f"{error}; name another --out, or --fresh") from error
+    except OSError as error:
+        raise CannotBegin(f"--out cannot be written: {error}; name another") from error
+
+
+def _measure(bench: Bench, sheet: Sheet, began_s: float, limit_s: float) -> None:
+    """What the sheet lacks, kept and told one by one."""
+    keys = bench.keys
+    num_before = sum(key in sheet for key in keys)
+    for done, result in enumerate(bench.results(began_s + limit_s), num_before + 1):
         sheet.add(result)
         said = result.note or (f"{result.seconds:.4f} s" if result.seconds is not None else "done")
         where = f"[{done}/{len(keys)} {time.monotonic() - began_s:6.1f} s]"
         _say(f"{where} {result.contender}: {result.section} {result.case}: {said}")
-    return _report(sheet, bench, names, plan)
 
 
 def conditions(plan: Plan, device: str, dtype: str) -> dict[str, Any]:
@@ -107,7 +129,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _report(sheet: Any, bench: Any, names: Sequence[str], plan: Plan) -> int:
+def _report(sheet: Sheet, bench: Bench, names: Sequence[str], plan: Plan) -> int:
     from benchmarks.gpu import table
 
     found = table.verdicts(sheet, plan)
