@@ -50,7 +50,7 @@ class Task:
 
 
 class Bench:
-    """A plan on a device. `is_done` and `tell` are the sheet's."""
+    """A plan on a device. is_done: whether the sheet has this result."""
 
     def __init__(
         self,
@@ -86,23 +86,24 @@ class Bench:
 
     def _of_contender(self, name: str, waiting: list[Task], end_s: float) -> Iterator[Result]:
         # What needs no model comes first, while its memory is free.
-        for task in [each for each in waiting if each.section == KERNEL]:
-            if self._goes_on(end_s):
-                yield self._measured(task, None)
+        yield from self._of_tasks([each for each in waiting if each.section == KERNEL], None, end_s)
         rest = [each for each in waiting if each.section != KERNEL]
         if not rest or not self._goes_on(end_s):
             return
         try:
             with contenders.running(name, self._plan, self._device, self._dtype) as contender:
-                for task in rest:
-                    if self._goes_on(end_s):
-                        yield self._measured(task, contender)
+                yield from self._of_tasks(rest, contender, end_s)
         except Exception as error:
             if self._is_lost:
                 return  # not even its memory could be given back
             self._is_lost = is_lost(self._device)
             # It could not even start.
             yield from (_missing(task, _told(error)) for task in rest if not self._is_done(task.key))
+
+    def _of_tasks(self, tasks: list[Task], contender: Contender | None, end_s: float) -> Iterator[Result]:
+        for task in tasks:
+            if self._goes_on(end_s):
+                yield self._measured(task, contender)
 
     def _goes_on(self, end_s: float) -> bool:
         return not self._is_lost and self._clock() < end_s
