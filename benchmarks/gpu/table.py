@@ -48,35 +48,40 @@ class Verdict:
 
 def table(sheet: Sheet, names: Sequence[str], absent: Mapping[str, str], plan: Plan) -> list[str]:
     """Lines: a section's cases, and under each contender what it did. absent: why, by contender."""
-    names = [name for name in names if name not in absent]
-    lines = []
-    limits = sheet.get(LIMITS, "", CARD)
-    if limits is not None:
-        lines += [
-            f"card: {limits.values['operations_per_s'] / 1e12:,.1f} TFLOP/s in a matrix product, "
-            f"{limits.values['bytes_per_s'] / 1e9:,.0f} GB/s in a copy"
-        ]
-    lines.append(_line("", names))
+    present = [name for name in names if name not in absent]
+    lines = [*_card(sheet), _line("", present)]
     for section in (KERNEL, TOKENS, PREFILL, DECODE, FIRST):
-        cases = _cases(sheet, section)
-        if cases:
-            lines += ["", TITLES[section]]
-        for case in cases:
-            cells = [_cell(sheet, section, case, name) for name in names]
-            if any(cells):
-                lines.append(_line(f"  {case}", [cell or ABSENT for cell in cells]))
-    failed = sorted({(each.contender, each.note) for each in sheet if each.is_missing})
+        lines += _section(sheet, section, present)
+    return [*lines, "", *_notes(sheet, absent, plan)]
+
+
+def _card(sheet: Sheet) -> list[str]:
+    limits = sheet.get(LIMITS, "", CARD)
+    if limits is None:
+        return []
     return [
-        *lines,
-        "",
-        *(
-            [f"{SERVED} is to serve, and is held to the targets; the others are shown"]
-            if plan.has_targets
-            else ()
-        ),
-        *(f"{name} is not here: {reason}" for name, reason in absent.items()),
-        *(f"{name} {note}" for name, note in failed),
+        f"card: {limits.values['operations_per_s'] / 1e12:,.1f} TFLOP/s in a matrix product, "
+        f"{limits.values['bytes_per_s'] / 1e9:,.0f} GB/s in a copy"
     ]
+
+
+def _section(sheet: Sheet, section: str, names: Sequence[str]) -> list[str]:
+    cases = _cases(sheet, section)
+    lines = ["", TITLES[section]] if cases else []
+    for case in cases:
+        cells = [_cell(sheet, section, case, name) for name in names]
+        if any(cells):
+            lines.append(_line(f"  {case}", [cell or ABSENT for cell in cells]))
+    return lines
+
+
+def _notes(sheet: Sheet, absent: Mapping[str, str], plan: Plan) -> list[str]:
+    lines = [f"{name} is not here: {reason}" for name, reason in absent.items()]
+    failed = sorted({(each.contender, each.note) for each in sheet if each.is_missing})
+    lines += [f"{name} {note}" for name, note in failed]
+    if plan.has_targets:
+        lines.insert(0, f"{SERVED} is to serve, and is held to the targets; the others are shown")
+    return lines
 
 
 TITLES = {
