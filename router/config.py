@@ -25,6 +25,22 @@ _ORIGIN = re.compile(r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://[a-z
 MIN_SECRET_CHARS = 16
 MAX_RECORDED_BLOCK = 1024  # tokens: what readers of a trace take
 
+_RANGES: Mapping[str, tuple[float, float]] = {  # of `RouterConfig`: least and most, both accepted
+    "hold_backlog_s": (0.0, 60.0),
+    "hold_window": (1, 10_000),
+    "hold_aging": (0.0, 1000.0),
+    "hold_age_floor_s": (0.0, 86400.0),
+    "max_held_per_replica": (1, 1_000_000),
+    "predicted_ttl_s": (0.0, 3600.0),
+    "reservation_ttl_s": (1.0, 86400.0),
+    "tokenization_cache_bytes": (0, 1 << 40),
+    "silent_after_s": (0.1, 3600.0),
+    "max_attempts": (1, 100),
+    "max_deaths": (1, 100),
+    "debug_requests": (1, 1_000_000),
+    "shadow_share": (0.0, 1.0),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class RecordConfig:
@@ -71,7 +87,7 @@ class RecordConfig:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """Everything one Router needs to start."""
+    """Everything one Router needs to start. Raises ConfigError, which names field, value and range."""
 
     model_name: str  # what clients send as `model`
     tokenizer: str  # folder or hub id; loaded without remote code
@@ -140,6 +156,22 @@ class RouterConfig:
     def __post_init__(self) -> None:
         check_policy(self.policy, self.policy_options)
         check_default_sampling(self.default_sampling, self.model_sampling)
+        self._check_shadow()
+        _check_origins("allowed_origins", self.allowed_origins)
+        self._check_debug_token()
+        self._check_recorded_block()
+        if self.binding not in BINDINGS:
+            raise ConfigError("binding", self.binding, "must be one of " + ", ".join(BINDINGS))
+        for name in ("request_timeout_s", "max_wait_s", "overload_wait_s"):
+            limit_s: float | None = getattr(self, name)
+            if limit_s is not None and not 0.0 < limit_s <= 86400.0:
+                raise ConfigError(name, limit_s, "must be above 0, to 86400.0")
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(name, value, f"must be between {low} and {high}")
+
+    def _check_shadow(self) -> None:
         if self.shadow_policy is not None:
             try:
                 check_policy(self.shadow_policy, self.shadow_policy_options)
@@ -149,43 +181,20 @@ class RouterConfig:
             raise ConfigError(
                 "shadow_policy_options", dict(self.shadow_policy_options), "has no shadow_policy to go with"
             )
-        _check_origins("allowed_origins", self.allowed_origins)
+
+    def _check_debug_token(self) -> None:
         check_secret("debug_token", self.debug_token)
         _check_sendable("debug_token", self.debug_token)
         if self.debug_token is not None and self.tenants.has_keys:
             raise ConfigError(
                 "debug_token", HIDDEN, "cannot be set beside API keys: operators' keys open /debug/route"
             )
-        if self.record is not None:
-            size, block_tokens = self.fingerprint.block_size, self.record.block_tokens
-            if block_tokens is not None and block_tokens % size:
-                raise ConfigError("record.block_tokens", block_tokens, f"must be a multiple of {size}")
-        if self.binding not in BINDINGS:
-            raise ConfigError("binding", self.binding, "must be one of " + ", ".join(BINDINGS))
-        if self.request_timeout_s is not None and not 0.0 < self.request_timeout_s <= 86400.0:
-            raise ConfigError("request_timeout_s", self.request_timeout_s, "must be above 0, to 86400.0")
-        for name in ("max_wait_s", "overload_wait_s"):
-            wait_s: float | None = getattr(self, name)
-            if wait_s is not None and not 0.0 < wait_s <= 86400.0:
-                raise ConfigError(name, wait_s, "must be above 0, to 86400.0")
-        for name, low, high in (
-            ("hold_backlog_s", 0.0, 60.0),
-            ("hold_window", 1, 10_000),
-            ("hold_aging", 0.0, 1000.0),
-            ("hold_age_floor_s", 0.0, 86400.0),
-            ("max_held_per_replica", 1, 1_000_000),
-            ("predicted_ttl_s", 0.0, 3600.0),
-            ("reservation_ttl_s", 1.0, 86400.0),
-            ("tokenization_cache_bytes", 0, 1 << 40),
-            ("silent_after_s", 0.1, 3600.0),
-            ("max_attempts", 1, 100),
-            ("max_deaths", 1, 100),
-            ("debug_requests", 1, 1_000_000),
-            ("shadow_share", 0.0, 1.0),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(name, value, f"must be between {low} and {high}")
+
+    def _check_recorded_block(self) -> None:
+        size = self.fingerprint.block_size
+        block_tokens = self.record.block_tokens if self.record is not None else None
+        if block_tokens is not None and block_tokens % size:
+            raise ConfigError("record.block_tokens", block_tokens, f"must be a multiple of {size}")
 
     @property
     def sampling_defaults(self) -> Mapping[str, int | float]:
