@@ -199,8 +199,7 @@ class StepPlan:
 
     def _schedule_prompts(self) -> None:
         """Parts of prompts, begun ones and waiting ones, while budget, time, places and blocks last."""
-        running = self._running.requests
-        begun = [r for r in running if not r.is_decoding]
+        begun = [r for r in self._running.requests if not r.is_decoding]
         self._turns.begin_step(begun)
         num_prompts = len(begun) + len(self._waiting)
         room = self._room(num_prompts) if num_prompts or self._is_limited else None
@@ -209,11 +208,14 @@ class StepPlan:
             return
         self._num_decodes = len(self.entries)
         budget = self._budget.tokens - self._num_decodes
-        places = self._budget.places
         self._early_end = self._end(num_prompts)
-        if self._send_on(begun, budget, room):
-            return
-        admits, without = True, set[str]()
+        if not self._send_on(begun, budget, room):
+            self._take_turns(begun, budget, room)
+
+    def _take_turns(self, begun: list[Request], budget: int, room: StepRoom) -> None:
+        """A part of whoever's turn it is, until the step is full or nobody else may have one in it."""
+        running, places = self._running.requests, self._budget.places
+        admits, without = True, set[str]()  # whether anybody may start; tenants of whom nobody may
         while budget > 0 and not room.is_full and not self.has_ended_early and self.span is None:
             # Blocks were short a moment ago: whoever came in now would be the next to be thrown out.
             may_start = admits and not self.has_preempted
