@@ -109,35 +109,13 @@ class Bulletins:
         return min(max(0.0, due_s - self._clock()), self._heartbeat_interval_s)
 
     def publish_if_due(self) -> None:
-        """One batch when something changed, or a heartbeat when nothing did for a while.
-
-        With work to do the load changes even where the cache does not: that while is short then.
-        """
-        now_s, only_decodes = self._clock(), self._only_decodes()
-        has_changes = self._events is not None and self._events.has_changes and not only_decodes
-        interval_s = self._heartbeat_interval_s
-        if self._core.has_work:
-            interval_s = min(interval_s, DECODE_LOAD_INTERVAL_S if only_decodes else LOAD_INTERVAL_S)
-        is_due = now_s - self._published_s >= interval_s
-        if not (has_changes or self._admitted or self._has_news or is_due):
-            return
-        self._published_s = now_s
-        self._has_news = False
-        while True:
-            admitted, self._admitted = (
-                self._admitted[:MAX_ADMITTED_PER_BATCH],
-                self._admitted[MAX_ADMITTED_PER_BATCH:],
-            )
-            ended, self._ended = self._ended[:MAX_ENDED_PER_BATCH], self._ended[MAX_ENDED_PER_BATCH:]
-            self._look(tuple(admitted), tuple(ended))
-            self._published_tokens = self._load.queued_uncached_tokens
-            if self._events is None:
-                return
-            batch = self._events.flush(self._load)
-            if self._publish is not None:
-                self._publish(batch)
-            if not (self._events.has_changes or self._admitted or self._ended):
-                return
+        """One batch when something changed, or a heartbeat when nothing did for a while; several where one
+        does not hold it all."""
+        now_s = self._clock()
+        if self._is_due(now_s):
+            self._published_s = now_s
+            self._has_news = False
+            self._publish_all()
 
     def report_if_due(self) -> None:
         now_s, pins = self._clock(), self._core.pins.version
@@ -148,6 +126,33 @@ class Bulletins:
         self._num_reports += 1
         epoch = self._events.epoch if self._events is not None else 0
         self._report(self._core.report(epoch=epoch, number=self._num_reports))
+
+    def _is_due(self, now_s: float) -> bool:
+        """With work to do the load changes even where the cache does not: that while is short then."""
+        if self._admitted or self._has_news:
+            return True
+        only_decodes = self._only_decodes()
+        if self._events is not None and self._events.has_changes and not only_decodes:
+            return True
+        interval_s = self._heartbeat_interval_s
+        if self._core.has_work:
+            interval_s = min(interval_s, DECODE_LOAD_INTERVAL_S if only_decodes else LOAD_INTERVAL_S)
+        return now_s - self._published_s >= interval_s
+
+    def _publish_all(self) -> None:
+        while True:
+            admitted = tuple(self._admitted[:MAX_ADMITTED_PER_BATCH])
+            ended = tuple(self._ended[:MAX_ENDED_PER_BATCH])
+            del self._admitted[:MAX_ADMITTED_PER_BATCH], self._ended[:MAX_ENDED_PER_BATCH]
+            self._look(admitted, ended)
+            self._published_tokens = self._load.queued_uncached_tokens
+            if self._events is None:
+                return
+            batch = self._events.flush(self._load)
+            if self._publish is not None:
+                self._publish(batch)
+            if not (self._events.has_changes or self._admitted or self._ended):
+                return
 
     def _only_decodes(self) -> bool:
         """Whether no prompt is left to compute, and routers know it, with the blocks of the last one."""
