@@ -253,19 +253,26 @@ class PrefixKeeper:
         for late in self._tombstones.look(told, engines):
             self._tasks.start(self._copies.end(*late))
         for pin in [pin for pin in self._pins.values() if pin.is_established]:
-            if pin.pin_id in told and not self._is_still_ours(pin, told[pin.pin_id].keeper):
-                self._hand_on(pin)
-                continue
-            if self._is_over(pin, engines):
-                self._drop(pin)
-                continue
-            for replica_id in [name for name in pin.held if name not in engines or name in leaving]:
-                del pin.held[replica_id]
-            if pin.pin_id in told and pin.work is None:
-                self._count_strangers(pin, told[pin.pin_id].replicas, leaving, engines)
-            is_short = len(pin.held) < pin.copies
-            if is_short and pin.work is None and self._clock() >= pin.retry_at:
-                pin.work = self._tasks.start(self._restore(pin))
+            self._look_after(pin, told.get(pin.pin_id), leaving, engines)
+
+    def _look_after(
+        self, pin: KeptPin, told: PinnedPrefix | None, leaving: Collection[ReplicaId], engines: Engines
+    ) -> None:
+        """told: by the replicas; None: none tells of it."""
+        if told is not None and not self._is_still_ours(pin, told.keeper):
+            self._hand_on(pin)
+            return
+        if self._is_over(pin, engines):
+            self._drop(pin)
+            return
+        for replica_id in [name for name in pin.held if name not in engines or name in leaving]:
+            del pin.held[replica_id]
+        if pin.work is not None:  # it is being made whole
+            return
+        if told is not None:
+            self._count_strangers(pin, told.replicas, leaving, engines)
+        if len(pin.held) < pin.copies and self._clock() >= pin.retry_at:
+            pin.work = self._tasks.start(self._restore(pin))
 
     def _is_over(self, pin: KeptPin, engines: Engines) -> bool:
         if self._turn_of(pin.owner) is None:
