@@ -164,24 +164,30 @@ class CopyMaker:
             return NoReplica()
         if not any(info.has_prefix_cache for info in members.values()):
             return PrefixCachingOff()
-        full = [error for error in refusals if isinstance(error, PinsFull)]
-        if len(full) < len(refusals):
-            return next(error for error in refusals if not isinstance(error, PinsFull))
+        full: list[PinsFull] = []
+        for refusal in refusals:
+            if not isinstance(refusal, PinsFull):
+                return refusal
+            full.append(refusal)
+        return self._no_room(pin, full, candidates)
+
+    def _no_room(
+        self, pin: KeptPin, full: Sequence[PinsFull], candidates: Sequence[ReplicaId]
+    ) -> ServingError:
+        """full: what those said that were asked and had no room."""
+        members = self._routing.replicas
         fitting = [*pin.held, *(name for name in candidates if self._has_room(pin, name))]
         roomy = [name for name in members if name not in fitting and self._has_room(pin, name)]
         if not full and len(fitting) + len(roomy) >= pin.copies:
             # There is room, on replicas that leave, are silent, or cannot be read: nobody asked for too much.
             return NoReplica(len(members), len(roomy))
         self.num_refused += not pin.is_established
-        needed, left = max(
-            [(error.needed, error.left) for error in full], key=lambda each: each[1], default=(0, 0)
-        )
-        return PrefixDoesNotFit(
-            needed or pin.prefix.num_blocks,
-            left if full else roomiest(self._engines(), without=set(fitting)),
-            pin.copies,
-            len(fitting),
-        )
+        if full:
+            nearest = max(full, key=lambda error: error.left)
+            needed, left = nearest.needed or pin.prefix.num_blocks, nearest.left
+        else:
+            needed, left = pin.prefix.num_blocks, roomiest(self._engines(), without=set(fitting))
+        return PrefixDoesNotFit(needed, left, pin.copies, len(fitting))
 
     def _report_of(self, replica_id: ReplicaId) -> EngineReport | None:
         view = self._engines().get(replica_id)
