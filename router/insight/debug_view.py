@@ -211,26 +211,33 @@ def request_view(
 
 def merged(summaries: Sequence[SummaryView]) -> SummaryView:
     """Several Routers of one service as one: their sums added up. At least one summary."""
-    first = summaries[0]
-    loops = [summary.loop for summary in summaries]
-    num_measured = sum(loop.requests for loop in loops)
-    recent = sum(loop.recent_share_within_one * loop.requests for loop in loops)
     shadows = [summary.shadow for summary in summaries if summary.shadow is not None]
     recordings = [summary.recording for summary in summaries if summary.recording is not None]
-    shadow = _added(shadows, keep=("policy", "failed")) if shadows else None
-    if shadow is not None:
-        shadow = msgspec.structs.replace(shadow, failed=any(each.failed for each in shadows))
     return msgspec.structs.replace(
-        first,
+        summaries[0],
         router=", ".join(sorted(summary.router for summary in summaries)),
         uptime_s=min(summary.uptime_s for summary in summaries),
         totals=_added([summary.totals for summary in summaries]),
-        loop=msgspec.structs.replace(
-            _added(loops, keep=("recent_share_within_one",)),
-            recent_share_within_one=recent / num_measured if num_measured else 1.0,
-        ),
-        shadow=shadow,
+        loop=_merged_loop([summary.loop for summary in summaries]),
+        shadow=_merged_shadow(shadows) if shadows else None,
         recording=_added(recordings) if recordings else None,
+    )
+
+
+def _merged_loop(loops: Sequence[LoopView]) -> LoopView:
+    """The recent share: each Router's counts by what it measured."""
+    num_measured = sum(loop.requests for loop in loops)
+    recent = sum(loop.recent_share_within_one * loop.requests for loop in loops)
+    return msgspec.structs.replace(
+        _added(loops, keep=("recent_share_within_one",)),
+        recent_share_within_one=recent / num_measured if num_measured else 1.0,
+    )
+
+
+def _merged_shadow(shadows: Sequence[ShadowTotalsView]) -> ShadowTotalsView:
+    """Failed where one has."""
+    return msgspec.structs.replace(
+        _added(shadows, keep=("policy", "failed")), failed=any(each.failed for each in shadows)
     )
 
 
