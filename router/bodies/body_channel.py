@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -78,9 +78,8 @@ class BodiesByChannel:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = dict(scope)
-        headers = scope["headers"]
-        asked = next((value for name, value in headers if name == REPLY_TO_HEADER), None)
+        scope, headers = dict(scope), scope["headers"]
+        asked = _header(headers, REPLY_TO_HEADER)
         reply_to = None if asked is None else read_reply_to(asked)
         if (content := scope.pop(REQUEST_BODY_KEY, None)) is not None:
             if reply_to is not None and (lost := self._server.lost(reply_to)) is not None:
@@ -90,10 +89,14 @@ class BodiesByChannel:
         scope["headers"] = [header for header in headers if header[0] != REPLY_TO_HEADER]
         if asked is None:
             await self._app(scope, receive, send)
-            return
+        else:
+            await self._answer(scope, receive, send, reply_to)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, reply_to: ReplyTo | None) -> None:
+        """For a proxy that takes bodies. reply_to: None where what it asked with cannot be read."""
         with contextlib.ExitStack() as stack:
             answer = _Answer(self._server, reply_to, self._statistics, send, stack)
-            answer.request_id = next((value for name, value in headers if name == b"x-request-id"), None)
+            answer.request_id = _header(scope["headers"], b"x-request-id")
             try:
                 await self._app(scope, receive, answer.send)
             except AnswerNotTaken:
@@ -188,3 +191,8 @@ async def _send_whole(outlet: Outlet[bytes], content: bytes) -> None:
 
 def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:
     return any(name.lower() == b"content-type" and value.startswith(_EVENT_STREAM) for name, value in headers)
+
+
+def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    """The first one of this name, in lower case; None if there is none."""
+    return next((value for each, value in headers if each == name), None)
