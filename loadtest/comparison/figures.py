@@ -22,6 +22,7 @@ from loadtest.comparison.page import Picture
 from loadtest.comparison.results import Results, Run
 from loadtest.open_loop.histogram import Histogram
 from loadtest.open_loop.tally import UNKNOWN
+from loadtest.placement.intervals import Interval
 
 NUM_COLOURS = 8
 _INK = "#010203"
@@ -135,12 +136,7 @@ def _goodput(results: Results, workload: str) -> Figure:
     axes = figure.subplots()
     highest = 0.0
     for number, contender in enumerate(results.contenders):
-        by_rate: dict[float, list[Run]] = {}
-        for run in results.runs:
-            if (run.contender, run.workload) == (contender, workload) and run.is_whole:
-                by_rate.setdefault(run.rate_per_s, []).append(run)
-        points = [(rate, estimate(runs, MEASURES["goodput"])) for rate, runs in sorted(by_rate.items())]
-        known = [(rate, found) for rate, found in points if found is not None]
+        known = _goodput_by_rate(results, contender, workload)
         highest = max([highest, *(rate for rate, _ in known)])
         line = _line(number, contender)
         axes.plot([rate for rate, _ in known], [found.estimate for _, found in known], marker="o", **line)
@@ -155,6 +151,16 @@ def _goodput(results: Results, workload: str) -> Figure:
     axes.set(xlabel="requests/s", ylabel="good answers/s")
     _legend(figure)
     return figure
+
+
+def _goodput_by_rate(results: Results, contender: str, workload: str) -> list[tuple[float, Interval]]:
+    """Of one contender's whole runs, ascending; without rates at which nothing is known."""
+    runs: dict[float, list[Run]] = {}
+    for run in results.runs:
+        if (run.contender, run.workload) == (contender, workload) and run.is_whole:
+            runs.setdefault(run.rate_per_s, []).append(run)
+    estimates = [(rate, estimate(at_rate, MEASURES["goodput"])) for rate, at_rate in sorted(runs.items())]
+    return [(rate, found) for rate, found in estimates if found is not None]
 
 
 def _line(number: int, contender: str) -> dict[str, Any]:
