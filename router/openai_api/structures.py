@@ -1,6 +1,6 @@
 """What a body says of the form of its answer, as one `Structure`: the API's names for it, and older ones.
 
-Knows the fields, their types and limits; `structure_check.py` finds out whether a grammar can be followed.
+Knows the fields, their types and limits; `structure_verdict.py` finds out whether a grammar can be followed.
 """
 
 from __future__ import annotations

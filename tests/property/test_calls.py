@@ -16,7 +16,7 @@ from replica.output.detokenizer import Detokenizer
 from router.limits import Limits
 from router.openai_api.call_grammar import CallRules, arguments_of, calls_of
 from router.openai_api.pieces import Piece
-from router.openai_api.structure_check import judge
+from router.openai_api.structure_verdict import judge
 from router.openai_api.thoughts import ThoughtReader
 from router.openai_api.tool_calls import HermesReader
 from router.openai_api.tools import Tool

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cache.structure import Structure
 from router.openai_api.schema import parse_chat
-from router.openai_api.structure_check import judge
+from router.openai_api.structure_verdict import judge
 from tests.fakes.structures import at_random, begun, text_of, walk
 
 _NAMES = st.sampled_from(["a", "b", 'c"c', "ü", "long name", "x"])

@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from cache.structure import Structure
 from router.openai_api.schema import parse_chat
 from router.openai_api.schema_bounds import make_inclusive
-from router.openai_api.structure_check import Refusal, judge
+from router.openai_api.structure_verdict import Refusal, judge
 
 
 def _number(**bounds: Any) -> dict[str, Any]:

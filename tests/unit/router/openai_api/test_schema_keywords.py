@@ -10,7 +10,7 @@ import pytest
 
 from router.limits import Limits
 from router.openai_api.call_grammar import CallRules, arguments_of, calls_of
-from router.openai_api.structure_check import Refusal, judge
+from router.openai_api.structure_verdict import Refusal, judge
 from router.openai_api.structures import schema_structure
 from router.openai_api.tools import Tool
 

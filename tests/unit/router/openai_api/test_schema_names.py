@@ -16,7 +16,7 @@ from router.errors import InvalidField
 from router.limits import Limits
 from router.openai_api import schema_names
 from router.openai_api.schema_names import MAX_NAMES, Records
-from router.openai_api.structure_check import Refusal, judge
+from router.openai_api.structure_verdict import Refusal, judge
 from router.openai_api.structures import schema_structure
 
 INTEGERS = {"type": "integer"}

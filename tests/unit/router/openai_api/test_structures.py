@@ -12,7 +12,7 @@ from cache.structure import Structure, StructureKind
 from router.errors import InvalidField, UnsupportedParameter
 from router.limits import Limits
 from router.openai_api.schema import parse_chat, parse_completion
-from router.openai_api.structure_check import Refusal, judge
+from router.openai_api.structure_verdict import Refusal, judge
 from router.openai_api.structures import parts
 from tests.fakes.structures import follows
 
