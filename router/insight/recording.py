@@ -14,16 +14,13 @@ secret, which gives nothing of it away: ids of two names have nothing to do with
 
 The event loop only puts a row into a bounded queue; a thread makes ids, writes and rotates. A full queue or
 a full disk loses rows and counts them; requests never wait.
-Knows queries, hints and files; knows neither HTTP nor replicas.
+Knows queries and hints; knows neither HTTP nor replicas, and files by `trace_files.py` alone.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
 import logging
-import os
 import queue
 import secrets
 import threading
@@ -33,17 +30,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from cache.errors import ConfigError
 from cache.types import HashHint, RequestId
 from router.config import RecordConfig
+from router.insight.trace_files import TraceFiles, as_line
 from router.placement.decision import DecisionRecord, RouteQuery
 from router.placement.observer import SilentObserver
 
 FORMAT = "warmpath-trace"
 VERSION = 2
-FILE_PATTERN = "traffic-*.jsonl"
 _ID_BYTES = 8  # 16 hexadecimal digits: no two blocks of a recording share an id but by a rare chance
 _MAX_QUEUED = 1024  # rows; a busy second
 _MAX_UNFLUSHED = 256  # rows: what a killed process loses at most
@@ -96,147 +92,6 @@ class BlockIds:
         keyed = self._keyed.copy()  # half the cost of keying anew
         keyed.update(text)
         return keyed.hexdigest()
-
-
-class TraceFiles:
-    """The files of one recording: opened, rotated, and the folder kept within its limit. One thread."""
-
-    def __init__(self, config: RecordConfig, header: dict[str, Any], stem: str) -> None:
-        """header: what every file opens with, but for its part number; stem: what their names begin with."""
-        self._folder = Path(config.folder)
-        self._max_file_bytes = config.max_file_bytes
-        self._max_total_bytes = config.max_total_bytes
-        self._header = header
-        self._stem = stem
-        self._part = 0
-        self._file: IO[bytes] | None = None
-        self._num_bytes = 0
-        self._num_lines = 0  # without the header
-        self._kept_bytes = 0  # of them on the disk, whole lines; 0: not one but the header
-        self.num_lost = 0  # lines of files that were deleted before their end
-
-    @property
-    def path(self) -> Path:
-        """Of the file written last."""
-        return self._folder / f"{self._stem}-{self._part:04d}.jsonl"
-
-    def prepare(self) -> None:
-        """Make the folder and try to write there. Raises ConfigError."""
-        try:
-            self._make_folder()
-            probe = self._folder / f".{self._stem}.probe"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            accepted = f"must be a folder that can be written to ({error.strerror})"
-            raise ConfigError("record.folder", str(self._folder), accepted) from None
-
-    def write(self, line: bytes) -> None:
-        """Append a line, in a new file if this one would grow too long, or is gone. Raises OSError."""
-        self._notice_deleted()
-        if self._file is not None and self._num_lines and self._num_bytes + len(line) > self._max_file_bytes:
-            self.close()
-        if self._file is None:
-            self._open()
-        self._append(line)
-        self._num_lines += 1
-
-    def flush(self) -> None:
-        """Raises OSError."""
-        if self._file is not None:
-            self._file.flush()
-            self._kept_bytes = self._num_bytes if self._num_lines else 0
-
-    def close(self) -> None:
-        """End the file. Raises OSError if what was buffered cannot be written. Idempotent."""
-        self.flush()
-        self._notice_deleted()
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
-    def abandon(self) -> None:
-        """End the file after an error: what was flushed stays, a file without a line goes.
-
-        A full disk takes a part of what it is given, and no reader goes on behind half a line.
-        """
-        file, self._file = self._file, None
-        if file is None:
-            return
-        with suppress(OSError):
-            file.close()
-        with suppress(OSError):
-            if self._kept_bytes:
-                os.truncate(self.path, self._kept_bytes)
-            else:
-                self.path.unlink()
-
-    def _make_folder(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-
-    def _open(self) -> None:
-        self._make_folder()  # somebody may have tidied it up, too
-        self._make_room()
-        self._part += 1
-        # Not for other users of the machine: lengths and times are about somebody, too.
-        self._file = open(self.path, "xb", opener=lambda path, flags: os.open(path, flags, 0o600))
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX)  # until it is closed, or this process ends
-        except OSError as error:  # another Router may delete it, which is noticed then
-            logger.warning("a recording cannot be locked", extra={"error": str(error)})
-        self._num_bytes = self._num_lines = self._kept_bytes = 0
-        self._append(_line({**self._header, "part": self._part}))
-
-    def _append(self, line: bytes) -> None:
-        assert self._file is not None
-        self._file.write(line)
-        self._num_bytes += len(line)
-
-    def _notice_deleted(self) -> None:
-        """Where somebody has deleted the file, its lines are lost; the next line begins another one."""
-        file = self._file
-        if file is None or os.fstat(file.fileno()).st_nlink:
-            return
-        logger.warning("a recording was deleted while it was written", extra={"num_rows": self._num_lines})
-        self.num_lost += self._num_lines
-        self._file = None
-        file.close()
-
-    def _make_room(self) -> None:
-        """Drop the oldest traces of the folder, other Routers' included, until one more file fits.
-
-        Those that are being written stay, and count with all they may grow to: so many Routers that this is
-        more than the limit take more than the limit.
-        """
-        total = self._max_file_bytes
-        ended = []
-        for path in self._folder.glob(FILE_PATTERN):
-            with suppress(FileNotFoundError):  # another Router makes room as well
-                status = path.stat()
-                if _is_being_written(path):
-                    total += max(status.st_size, self._max_file_bytes)
-                else:
-                    total += status.st_size
-                    ended.append((status.st_mtime_ns, path.name, status.st_size))
-        for _, name, size in sorted(ended):
-            if total <= self._max_total_bytes:
-                return
-            (self._folder / name).unlink(missing_ok=True)
-            total -= size
-        if total > self._max_total_bytes:
-            logger.warning("recordings take more than max_total_bytes", extra={"num_bytes": total})
-
-
-def _is_being_written(path: Path) -> bool:
-    """Whether a process that lives has it locked. One that cannot be looked at is not."""
-    try:
-        with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: whoever looks is no writer
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 class TrafficRecorder(SilentObserver):
@@ -396,14 +251,10 @@ class TrafficRecorder(SilentObserver):
         }
         if row.session is not None:
             fields["session"] = self._ids.session(row.session)
-        return _line(fields)
+        return as_line(fields)
 
 
 def _came_of_it(row: Row) -> dict[str, Any]:
     if row.answers is None:
         return {"refused": True}
     return {"output": sum(row.answers)} if row.n == 1 else {"outputs": list(row.answers)}
-
-
-def _line(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"

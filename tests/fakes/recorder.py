@@ -9,7 +9,8 @@ from typing import Any
 
 from cache.types import RequestId
 from router.config import RecordConfig
-from router.insight.recording import FILE_PATTERN, TrafficRecorder
+from router.insight.recording import TrafficRecorder
+from router.insight.trace_files import FILE_PATTERN
 from router.openai_api.prompt_text import PlainText
 from router.placement.decision import RouteQuery
 from router.placement.routing import Routing

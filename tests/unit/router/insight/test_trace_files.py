@@ -14,7 +14,7 @@ import pytest
 
 from cache.errors import ConfigError
 from loadtest.workloads.recording import read_recording
-from router.insight.recording import FILE_PATTERN
+from router.insight.trace_files import FILE_PATTERN
 from tests.fakes.recorder import Bench, lines
 
 
