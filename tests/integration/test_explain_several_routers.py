@@ -15,6 +15,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router import __main__ as command
+from router.insight.debug_client import TOKEN_VARIABLE
 from tests.fakes.http import MODEL, RouterUnderTest, error_of
 from tests.http_server import HttpServer, serving
 
@@ -38,7 +39,7 @@ class InTurn:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv(command.TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
 
     @contextlib.asynccontextmanager
     async def make_app() -> AsyncIterator[ASGIApp]:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from router import __main__ as command
+from router.insight.debug_client import TOKEN_VARIABLE
 from router.insight.debug_view import (
     FORMAT_VERSION,
     DebugPage,
@@ -43,7 +44,7 @@ def refusal(status: int, code: str, **headers: str) -> httpx.Response:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv(command.TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
 
     def run(handler: Handler, *arguments: str) -> tuple[int, str, str]:
         """Exit status, standard output, standard error."""
@@ -51,7 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         def client(**settings: Any) -> httpx.Client:
             return CLIENT(transport=httpx.MockTransport(handler), **settings)
 
-        monkeypatch.setattr(command.httpx, "Client", client)
+        monkeypatch.setattr(httpx, "Client", client)
         status = command.main(arguments)
         captured = capsys.readouterr()
         return status, captured.out, captured.err
@@ -215,7 +216,7 @@ def test_the_token_comes_from_the_option_or_the_environment(
 
     run(answer, "advise")
     run(answer, "advise", "--token", "given")
-    monkeypatch.setenv(command.TOKEN_VARIABLE, "from outside")
+    monkeypatch.setenv(TOKEN_VARIABLE, "from outside")
     run(answer, "advise")
     assert list(dict.fromkeys(seen)) == [None, "Bearer given", "Bearer from outside"]
 
@@ -294,7 +295,7 @@ def test_a_token_that_no_header_brings_is_named_and_not_shown(run: Any, token: s
     """Such as an environment variable with the line end of the file that it is from."""
     status, out, err = run(lambda _: page(), "explain", "--token", token)
     assert (status, out) == (1, "")
-    assert f"the token (--token, or {command.TOKEN_VARIABLE}) cannot be sent" in err
+    assert f"the token (--token, or {TOKEN_VARIABLE}) cannot be sent" in err
     assert "secret" not in err
 
 
