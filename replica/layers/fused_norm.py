@@ -78,25 +78,26 @@ def fuse_norms(model: nn.Module) -> int:
 
 def _fused(norm: nn.Module) -> nn.Module | None:
     """What takes this one's place; None if it is no RMS norm, or one that computes otherwise."""
-    weight = norm._parameters.get("weight")
-    epsilon = next((getattr(norm, name) for name in EPSILON_NAMES if hasattr(norm, name)), None)
-    is_candidate = (
-        type(norm).__name__.endswith("RMSNorm")
-        and not isinstance(norm, nn.RMSNorm)
-        and weight is not None
-        and weight.dim() == 1
-        and isinstance(epsilon, float)
-        and not norm._forward_hooks
-        and not norm._forward_pre_hooks
-    )
-    if not is_candidate:
+    numbers = _numbers_of_family_norm(norm)
+    if numbers is None:
         return None
-    assert weight is not None
-    assert epsilon is not None
+    weight, epsilon = numbers.weight, numbers.epsilon
     candidates = [_torchs(weight, epsilon)]
     if weight.dtype == torch.float32 and weight.device.type == "cpu":
         candidates.insert(0, InPlaceNorm(weight, epsilon))
     return next((each.train(norm.training) for each in candidates if _agree(norm, each, weight)), None)
+
+
+def _numbers_of_family_norm(norm: nn.Module) -> NormNumbers | None:
+    """None of what is not called an RMS norm, is torch's already, or is listened to."""
+    is_family_norm = type(norm).__name__.endswith("RMSNorm") and not isinstance(norm, nn.RMSNorm)
+    if not is_family_norm or norm._forward_hooks or norm._forward_pre_hooks:
+        return None
+    weight = norm._parameters.get("weight")
+    epsilon = next((getattr(norm, name) for name in EPSILON_NAMES if hasattr(norm, name)), None)
+    if weight is None or weight.dim() != 1 or not isinstance(epsilon, float):
+        return None
+    return NormNumbers(weight, epsilon)
 
 
 def _torchs(weight: nn.Parameter, epsilon: float) -> nn.Module:
