@@ -36,21 +36,24 @@ def parts_of(layer: nn.Module, can_take: Callable[[nn.Linear], bool]) -> Parts |
     """None for a layer with other parts, with one that cannot be taken, or that somebody listens to."""
     own = layer._modules
     attention, mlp = own.get("self_attn"), own.get("mlp")
-    norms = (own.get("input_layernorm"), own.get("post_attention_layernorm"))
-    if attention is None or mlp is None or norms[0] is None or norms[1] is None or _is_heard(layer):
+    before_attention, before_mlp = own.get("input_layernorm"), own.get("post_attention_layernorm")
+    if attention is None or mlp is None or before_attention is None or before_mlp is None or _is_heard(layer):
         return None
     inside = attention._modules | mlp._modules
-    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    linears = [inside.get(name) for name in names]
-    query, key, value, out, gate, up, down = (
-        linear if isinstance(linear, nn.Linear) and can_take(linear) else None for linear in linears
-    )
+
+    def linear(name: str) -> nn.Linear | None:
+        found = inside.get(name)
+        return found if isinstance(found, nn.Linear) and can_take(found) else None
+
+    query, key, value, out = linear("q_proj"), linear("k_proj"), linear("v_proj"), linear("o_proj")
+    gate, up, down = linear("gate_proj"), linear("up_proj"), linear("down_proj")
     if not (query and key and value and out and gate and up and down):
         return None
-    if len({linear.bias is None for linear in (query, key, value)}) > 1:
+    if len({each.bias is None for each in (query, key, value)}) > 1:
         return None
     head_norms = _head_norms(inside.get("q_norm"), inside.get("k_norm"))  # others show in the answers
-    return Parts(attention, norms[0], norms[1], (query, key, value), out, head_norms, gate, up, down)
+    qkv = query, key, value
+    return Parts(attention, before_attention, before_mlp, qkv, out, head_norms, gate, up, down)
 
 
 def joined(
