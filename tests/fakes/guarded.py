@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from array import array
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from router.tenants.settings import TenantSettings
 from tests.fakes.http import MODEL, RouterUnderTest
@@ -43,3 +46,22 @@ def key(name: str) -> dict[str, str]:
 async def ask(router: RouterUnderTest, name: str, prompt: Any = PROMPT, **fields: Any) -> httpx.Response:
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 4, **fields}
     return await router.client.post("/v1/completions", json=body, headers=key(name))
+
+
+def code_of(answer: httpx.Response) -> str:
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    code: str = error["code"]
+    return code
+
+
+def tokenize_slowly(router: RouterUnderTest, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let each prompt of the Router wait so long first."""
+    encoder = router.parts.service._encoder
+    encode_text = encoder.encode_text
+
+    async def slowly(text: str, **options: Any) -> array[int]:
+        await asyncio.sleep(seconds)
+        return await encode_text(text, **options)
+
+    monkeypatch.setattr(encoder, "encode_text", slowly)
