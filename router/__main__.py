@@ -59,6 +59,7 @@ INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """0: done; 1: it could not be asked, and why is told; `INTERRUPTED`: Ctrl-C."""
     arguments = _parser().parse_args(argv)
     console = Console(highlight=False, emoji=False)  # a ":key:" in a request's id is no picture
     if arguments.command == "key":

@@ -108,6 +108,7 @@ def verdicts(sheet: Sheet, plan: Plan) -> list[Verdict]:
 
 
 def verdict_lines(found: Iterable[Verdict]) -> list[str]:
+    """One each, in their order."""
     said = {True: "reached", False: "MISSED", None: "unknown"}
     return [
         f"{said[each.is_reached]:<7}  {each.contender:<12} {each.target}: "

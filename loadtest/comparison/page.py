@@ -41,11 +41,14 @@ dd { overflow-wrap: anywhere; } svg { width: 100%; height: auto; } figure { marg
 
 @dataclass(frozen=True, slots=True)
 class Picture:
+    """svg: an element, put into the page as it is."""
+
     title: str
     svg: str
 
 
 def page(results: Results, pictures: Iterable[Picture]) -> str:
+    """The document: what is to be said against the numbers, tables, pictures in their order, conditions."""
     title = f"{results.contenders[0]} beside {len(results.contenders) - 1} others"
     if len(results.contenders) == 1:
         title = results.contenders[0]

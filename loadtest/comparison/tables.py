@@ -119,10 +119,12 @@ def _cell(interval: Interval | None, shown: Callable[[float], str]) -> str:
 
 
 def ms(seconds: float) -> str:
+    """Three digits, in seconds from one on; "" of what is not known (NaN)."""
     return "" if seconds != seconds else f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def percent(share: float) -> str:
+    """share: 0 to 1."""
     return f"{100 * share:.1f} %"
 
 

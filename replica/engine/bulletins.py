@@ -118,6 +118,7 @@ class Bulletins:
             self._publish_all()
 
     def report_if_due(self) -> None:
+        """One report when pins have changed, or `REPORT_INTERVAL_S` has passed; none if nobody hears it."""
         now_s, pins = self._clock(), self._core.pins.version
         is_due = pins != self._reported_pins or now_s - self._reported_s >= REPORT_INTERVAL_S
         if self._report is None or not is_due:

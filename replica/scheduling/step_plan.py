@@ -157,6 +157,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
+        """Of all entries: a decode is one."""
         return sum([num_tokens for _, num_tokens in self.entries])
 
     def fills_blocks(self, request: Request, num_tokens: int) -> bool:

@@ -70,12 +70,14 @@ class Asked:
         self._num_known = 0  # answers in a row from Routers heard before
 
     def answered(self, router: str, num_routers: int) -> None:
+        """router: its name. num_routers: that it knows of, itself included."""
         self._num_known = self._num_known + 1 if router in self._names else 0
         self._names.add(router)
         self._num_said = num_routers
 
     @property
     def num_missing(self) -> int:
+        """Routers that are known of and have not answered."""
         return max(0, self._num_said - len(self._names))
 
     @property

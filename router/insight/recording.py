@@ -83,6 +83,7 @@ class BlockIds:
         return self._name(b"key")
 
     def block(self, hint: HashHint) -> str:
+        """16 hexadecimal digits, as all of them."""
         return self._name(b"block" + hint.to_bytes(8, "little"))
 
     def session(self, name: str) -> str:
