@@ -171,6 +171,20 @@ async def test_who_gives_up_leaves_its_place_to_the_next() -> None:
     assert room.held_bytes == 0
 
 
+async def test_who_gives_up_as_its_turn_comes_is_not_worked_on() -> None:
+    """It was, under Python 3.11: for a client that had gone."""
+    room = BodyRoom(100 * MIB, MIB, 60.0)
+    requests = Requests(room)
+    with room.place("a") as first:
+        first.grow(MIB)
+        await first.turn()
+        await requests.begin("b1", MIB)
+    requests._tasks["b1"].cancel()  # in the very turn of the loop
+    await settled()
+    assert requests.working == []
+    assert room.held_bytes == 0
+
+
 async def test_who_waits_too_long_is_told_to_come_again() -> None:
     room = BodyRoom(100 * MIB, MIB, 0.01)
     requests = Requests(room)
