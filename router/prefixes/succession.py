@@ -52,12 +52,12 @@ class Succession:
         self._clock = clock
         self._missed_since: dict[str, float] = {}  # Routers that keep something and do not answer
         self._watching: asyncio.Task[None] | None = None
-        self._has_replicas = False
+        self._has_replicas = self._is_closed = False
 
     def watch(self, replicas: Mapping[ReplicaId, object]) -> None:
         """The replicas there are now. Needs a running event loop."""
         self._has_replicas = bool(replicas)
-        if self._has_replicas and self._watching is None:
+        if self._has_replicas and self._watching is None and not self._is_closed:
             # In a context of its own: membership may have been heard in some request's.
             self._watching = asyncio.create_task(
                 self._run(), name="prefixes without a Router", context=contextvars.Context()
@@ -74,7 +74,8 @@ class Succession:
                 await self._adopt(pin)
 
     async def aclose(self) -> None:
-        """Idempotent."""
+        """Look no more: what this Router hands on as it leaves is for others to adopt. Idempotent."""
+        self._is_closed = True
         watching, self._watching = self._watching, None
         if watching is not None:
             watching.cancel()

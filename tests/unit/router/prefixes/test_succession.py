@@ -245,6 +245,24 @@ async def test_it_is_looked_for_while_there_are_replicas(
     await until(lambda: routers[1].succession._watching is None)
 
 
+async def test_a_router_that_leaves_does_not_adopt_what_it_hands_on(
+    routers: list[PaperRouter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica came or left while it told the holders, as in a rolling update: it looked for orphans again,
+    and its own prefixes were the first."""
+    monkeypatch.setattr("router.prefixes.succession.LOOK_INTERVAL_S", 0.001)
+    leaver, fleet = routers[0], routers[0].fleet
+    pin = PinId(await leaver.hold(copies=1, seconds=600.0))
+    await leaver.succession.aclose()
+    await leaver.keeper.hand_on()
+    leaver.succession.watch(fleet.replicas)
+    fleet.tell()
+    await asyncio.sleep(0.02)
+    (holder,) = fleet.holders(pin)
+    assert fleet.replicas[holder].pins[pin][0].keeper == NOBODY
+    assert leaver.succession._watching is None
+
+
 @pytest.mark.parametrize(
     ("fingerprint", "num_tokens", "blocks"),
     [
