@@ -28,7 +28,7 @@ class PieceReader(Generic[Content]):
 
     def __init__(self, reply_to: ReplyTo) -> None:
         self.reply_to = reply_to
-        self.is_lost = False  # its connection has ended: nothing more will come
+        self.is_lost = False  # nothing more will come, or nothing that goes on from here
         self.source: PieceSource | None = None  # what its first piece came from
         self._unread: list[Content] = []
         self._next = 0  # number of the piece that is due
@@ -45,10 +45,17 @@ class PieceReader(Generic[Content]):
         return self.source is not None
 
     def receive(self, piece: Piece[Content], source: PieceSource) -> None:
-        """The next piece. Raises WireError for any other: then `source` has lost or repeated some."""
+        """The next piece. Raises WireError for any other: then `source` has lost or repeated some.
+
+        One from elsewhere ends the stream, and nothing else of that source's: before Serve has heard that a
+        call was accepted it makes it anew, and both begin to answer.
+        """
         if self.source is None:
             self.source = source
-        if piece.number != self._next or self.source is not source:
+        elif self.source is not source:
+            self.lose()
+            return
+        if piece.number != self._next:
             raise WireError(f"piece {piece.number} of a stream whose next one is {self._next}")
         self._next += 1
         self._unread.append(piece.content)
@@ -58,7 +65,7 @@ class PieceReader(Generic[Content]):
         self.wake()
 
     def lose(self) -> None:
-        """Its source has ended."""
+        """Its source has ended, or is not the only one."""
         self.is_lost = True
         self.wake()
 

@@ -50,6 +50,8 @@ async def deltas_of(
             async for delta in _late(reader):
                 yield delta
             return
+        if reader.has_begun:  # Serve has made the call anew, at another replica: it begins at the beginning
+            raise PiecesLost
         on_item()
         yield item
         async for item in call:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from unittest import mock
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cache.channel.connection import ChannelConnection
@@ -45,6 +45,7 @@ class Fate(Enum):
     CUT = auto()  # the connection is lost; the replica tells by the call
     DIES = auto()  # the replica does
     ENDS_EARLY = auto()  # the call's end overtakes what is left
+    MADE_ANEW = auto()  # Serve sends the call to another replica, which has no connection to this Router
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,10 @@ async def replica(
         elif fate is Fate.ENDS_EARLY:
             call.say(StopAsyncIteration())
             await asyncio.sleep(0)
+        elif fate is Fate.MADE_ANEW:
+            for position in range(first, NUM_TOKENS):
+                call.say(delta(position))
+            return
         if connection.ended.done():
             call.say(PiecesLost())  # what a replica says whose connection is gone
             return
@@ -187,6 +192,7 @@ async def answer(schedule: Sequence[Attempt]) -> tuple[list[Delta], int]:
 
 @settings(deadline=None)
 @given(st.lists(attempts, max_size=4))
+@example([Attempt([Fate.ARRIVES, Fate.MADE_ANEW], False, 200)])
 def test_an_answer_is_what_was_generated_whatever_becomes_of_its_connection(schedule: list[Attempt]) -> None:
     with (
         mock.patch.object(delta_calls, "LATE_PIECE_LIMIT_S", 0.001),

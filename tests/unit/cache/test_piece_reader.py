@@ -51,10 +51,14 @@ def test_a_piece_that_is_not_the_next_is_refused(reader: PieceReader[Delta], num
     assert not reader.has_pieces
 
 
-def test_a_piece_from_elsewhere_is_refused(reader: PieceReader[Delta]) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_piece_from_elsewhere_ends_its_stream_alone(reader: PieceReader[Delta], number: int) -> None:
+    """It closed that connection: all other streams of a replica that was well were lost with it."""
     reader.receive(piece(0), Source())
-    with pytest.raises(WireError):
-        reader.receive(piece(1), Source())
+    reader.receive(piece(number), Source())
+    assert reader.is_lost
+    assert [reader.take()] == [piece(0).content]
+    assert not reader.has_pieces
 
 
 def test_who_reads_slowly_pauses_the_replica_until_all_is_read(reader: PieceReader[Delta]) -> None:
