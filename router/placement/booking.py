@@ -164,6 +164,7 @@ class Bookings:
 
     def continued(self, request_id: RequestId) -> None:
         """Another replica has gone on with an answer that had its first token before."""
+        self._index.keep(request_id)
         self._answered(request_id)
 
     def ended(self, ended: RequestEnded, replica_id: ReplicaId) -> None:

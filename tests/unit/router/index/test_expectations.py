@@ -105,6 +105,20 @@ def test_an_answered_request_draws_its_twin_before_any_event() -> None:
     assert (twin.replica_id, twin.overlap_blocks) == (placed.replica_id, 8)
 
 
+def test_so_does_one_that_another_replica_has_gone_on_with() -> None:
+    """It was not drawn to either: nobody had computed what the second one was expected to hold."""
+    routing = _routing()
+    first = routing.choose(query("one")).replica_id
+    routing.first_token(RequestId("one"), first, 0)
+    routing.release(RequestId("one"))
+    routing.replica_lost(first)
+    second = routing.choose(query("one", is_again=True, attempt=1)).replica_id
+    routing.continued(RequestId("one"))
+    routing.release(RequestId("one"))
+    twin = routing.choose(query("two", block_hashes=query("one").block_hashes))
+    assert (twin.replica_id, twin.overlap_blocks) == (second, 8)
+
+
 def test_a_record_tells_what_the_replica_said_from_what_was_guessed() -> None:
     routing = _routing()
     records = decisions_of(routing)
