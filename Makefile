@@ -60,7 +60,7 @@ INTERPRETED := -W "ignore:Conversion of an array with ndim:DeprecationWarning"
 test-lowest: .venv-lowest/installed ## the engine's tests on the oldest torch and transformers, without Ray or sockets
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest $(INTERPRETED) -m "not long and not gpu" -n $(JOBS) --dist loadfile \
 	  $(addprefix tests/unit/replica/,attention engine layers models output parallel runners scheduling) \
-	  $(addprefix tests/unit/benchmarks/,gpu test_contenders.py) \
+	  $(addprefix tests/unit/benchmarks/,gpu test_transformers_engines.py) \
 	  $(LOWEST:%=tests/integration/test_%.py) $(LOWEST_LAWS:%=tests/property/test_%.py) $(ARGS)
 
 chaos: .venv/dev.installed ## harm done to real deployments, held beside what is promised; ARGS="--minutes 60"

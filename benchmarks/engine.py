@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from benchmarks import cases, machine, report
 from benchmarks.arguments import positive, to_write
 from benchmarks.cases import Cell, ModelSpec, Pairs, Plan, exactly
-from benchmarks.contenders import NAMES
+from benchmarks.contender import NAMES
 from benchmarks.kept import KeptCells
 from benchmarks.measure import Bench, cell_work
 from benchmarks.rows import Row

@@ -24,7 +24,7 @@ from benchmarks.cases import (
     random_prompts,
     with_shared_prefix,
 )
-from benchmarks.contenders import CONTINUOUS, GENERATE, NAMES, OURS, Job, Run
+from benchmarks.contender import CONTINUOUS, GENERATE, NAMES, OURS, Job, Run
 from benchmarks.pairs import ratio
 from benchmarks.rows import Row
 from benchmarks.spans import Span, median_span, rate

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from benchmarks.cases import ModelSpec
-from benchmarks.contenders import CONTINUOUS, GENERATE, NAMES
+from benchmarks.contender import CONTINUOUS, GENERATE, NAMES
 from benchmarks.pairs import Finding, Ratio
 from benchmarks.rows import Row, Verdict
 from benchmarks.spans import Span

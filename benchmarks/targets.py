@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.cases import LARGE
-from benchmarks.contenders import CONTINUOUS, GENERATE
+from benchmarks.contender import CONTINUOUS, GENERATE
 from benchmarks.pairs import Ratio
 from benchmarks.rows import Verdict
 

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from benchmarks import contenders, memory, models
 from benchmarks.cases import ModelSpec
-from benchmarks.contenders import Job, Run, Setup
+from benchmarks.contender import Job, Run
+from benchmarks.contenders import Setup
 from benchmarks.stopping import ctrl_c_is_ours
 
 STOP_TIMEOUT_S = 10.0

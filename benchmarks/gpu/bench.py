@@ -16,10 +16,11 @@ from statistics import median
 import torch
 
 from benchmarks.cases import random_prompts, with_shared_prefix
-from benchmarks.contenders import Contender, Generate, Job, Run
+from benchmarks.contender import Contender, Job, Run
 from benchmarks.gpu import contenders, correctness, limits, work
 from benchmarks.gpu.plan import BACKENDS, UNRECORDED, Decode, Plan, Prefill
 from benchmarks.gpu.sheet import Result
+from benchmarks.transformers_engines import Generate
 from replica.runners.lost_card import is_lost
 
 CARD = "card"

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from benchmarks import models
-from benchmarks.contenders import CONTINUOUS, GENERATE, Contender, ContinuousBatching, Generate, Warmpath
+from benchmarks.contender import CONTINUOUS, GENERATE, Contender
 from benchmarks.gpu import work
 from benchmarks.gpu.plan import FLASH, TRITON, UNRECORDED, Plan
+from benchmarks.our_engine import Warmpath
+from benchmarks.transformers_engines import ContinuousBatching, Generate
 from cache.block_hash import BlockHasher
 from cache.errors import ConfigError
 from cache.fingerprint import Fingerprint, HashAlgorithm

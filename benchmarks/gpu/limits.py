@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.contenders import settle
+from benchmarks.transformers_engines import settle
 
 WARM_UPS, TIMES = 3, 10
 

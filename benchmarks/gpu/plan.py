@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.cases import ModelSpec
-from benchmarks.contenders import CONTINUOUS, GENERATE
+from benchmarks.contender import CONTINUOUS, GENERATE
 
 GATHER, TRITON, FLASH = "gather_sdpa", "triton", "flash_attn"
 UNRECORDED = "triton_unrecorded"  # the same without CUDA graphs

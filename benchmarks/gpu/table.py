@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.contenders import GENERATE
+from benchmarks.contender import GENERATE
 from benchmarks.gpu.bench import (
     CARD,
     DECODE,

@@ -12,11 +12,12 @@ import pytest
 import torch
 from transformers import ContinuousBatchingConfig
 
-from benchmarks.contenders import CONTINUOUS, GENERATE, batching_options
+from benchmarks.contender import CONTINUOUS, GENERATE
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import bench, contenders
 from benchmarks.gpu.plan import GATHER, TINY
 from benchmarks.gpu.sheet import OtherConditions, Result, Sheet
+from benchmarks.transformers_engines import batching_options
 from replica.attention import kv_pages
 from replica.runners.model_runner import ModelRunner
 

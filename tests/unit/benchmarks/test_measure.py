@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.cases import SMALL, FirstToken, Overhead, Plan, Throughput, Whole, exactly
-from benchmarks.contenders import Job, Run
+from benchmarks.contender import Job, Run
 from benchmarks.measure import Bench, cell_work, in_turn, usual_total
 from benchmarks.pairs import Finding
 from benchmarks.rows import Row

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.contenders import GENERATE
+from benchmarks.contender import GENERATE
 from benchmarks.gpu.bench import CARD, DECODE, FIRST, KERNEL, LIMITS, PREFILL, TOKENS
 from benchmarks.gpu.plan import FULL, GATHER, SERVED, TINY, TRITON, Plan
 from benchmarks.gpu.sheet import Result, Sheet

@@ -1,4 +1,4 @@
-"""The pure parts of the contenders; that they run is `tests/integration/test_bench_engine.py`."""
+"""The pure parts of rival engines; that they run is `tests/integration/test_bench_engine.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.contenders import batching_options, longest_run
+from benchmarks.transformers_engines import batching_options, longest_run
 
 
 @pytest.mark.parametrize(
