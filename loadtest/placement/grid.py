@@ -5,20 +5,19 @@ Knows cells and processes; knows neither policies nor what the results say.
 
 from __future__ import annotations
 
-import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Protocol
 
 from cache.counted import counted
 from cache.errors import ServingError
 from loadtest.placement.errors import CellsFailed, Stopped, UnreadableResult
 from loadtest.placement.store import ResultStore
+from loadtest.placement.workers import end_at_once, worker_pool
 from loadtest.simulation.cell import CellResult, CellSpec
 from loadtest.workloads.errors import WorkloadError
 
@@ -109,7 +108,7 @@ class _Pool:
         self._run_cell = run_cell
         self._num_workers = num_workers
         self._waiting = deque(specs)
-        self._executor = _executor(num_workers)
+        self._executor = worker_pool(num_workers)
         self._running: dict[Future[CellResult | str], CellSpec] = {}
         self.is_stopped = False
 
@@ -131,10 +130,10 @@ class _Pool:
 
     def close(self) -> None:
         """Cells that nobody waits for any more die with their processes."""
-        processes = list((self._executor._processes or {}).values()) if self._running else []
-        self._executor.shutdown(wait=not self._running, cancel_futures=True)
-        for process in processes:
-            process.terminate()
+        if self._running:
+            end_at_once(self._executor)
+        else:
+            self._executor.shutdown()
 
     def _hand_out(self) -> None:
         """One more than there are workers: a worker that ends finds its next cell at once."""
@@ -145,7 +144,7 @@ class _Pool:
                 if self._running:  # each is about to say so
                     return
                 self._executor.shutdown(wait=False)
-                self._executor = _executor(self._num_workers)
+                self._executor = worker_pool(self._num_workers)
             else:
                 self._running[future] = self._waiting.popleft()
 
@@ -173,15 +172,3 @@ def _outcome(future: Future[CellResult | str]) -> CellResult | str:
         return future.result()
     except BrokenProcessPool:
         return _PROCESS_DIED
-
-
-def _executor(num_workers: int) -> ProcessPoolExecutor:
-    """Fresh interpreters: a fork would copy the locks of the parent's threads (the progress bar has one)."""
-    return ProcessPoolExecutor(
-        num_workers, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent
-    )
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    for each in (signal.SIGINT, signal.SIGHUP):  # a terminal sends both to all of its processes
-        signal.signal(each, signal.SIG_IGN)

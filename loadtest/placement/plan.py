@@ -9,20 +9,20 @@ is found is tried on the whole trace, unless that is far longer. Knows traces an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cache
-from multiprocessing import get_context
 
 import numpy as np
 
 from cache.errors import ServingError
-from loadtest.placement.errors import BadRequest
+from loadtest.placement.errors import BadRequest, PlacementError
 from loadtest.placement.fewest import fewest
 from loadtest.placement.policy_choice import SHIPPED, PolicyChoice
 from loadtest.placement.stack_distance import HitCurve, hit_curve
 from loadtest.placement.stretch import Stretch, busiest
 from loadtest.placement.summary import CellSummary, summarize
+from loadtest.placement.workers import end_at_once, worker_pool
 from loadtest.simulation.cell import CellResult, CellSpec, Floats
 from loadtest.simulation.machine import H100_8B, Machine
 from loadtest.simulation.run import simulate
@@ -86,19 +86,26 @@ class Plan:
 
 def make_plan(request: PlanRequest, num_workers: int) -> Plan:
     """Raises WorkloadError for a trace that cannot be read, or that holds one request, and BadRequest for a
-    cache or a machine that does not take the largest request."""
+    cache or a machine that does not take the largest request, PlacementError where a process was killed."""
     trace = request.trace.trace()
     if len(trace.requests) < 2:
         raise WorkloadError(f"{request.trace.source}: one request is no traffic to plan for")
     sizes = sorted(request.cache_tokens)
-    with ProcessPoolExecutor(min(num_workers, len(sizes)), mp_context=get_context("spawn")) as pool:
+    pool = worker_pool(min(num_workers, len(sizes)))
+    try:
         found = pool.map(smallest_fleet, [request] * len(sizes), sizes)
         curve = hit_curve(trace)
-        try:
-            fleets = tuple(found)
-            return Plan(trace, curve, fleets, whole_trace(request, trace, fleets))
-        except ServingError as error:  # a request that no such replica takes
-            raise BadRequest(str(error)) from None
+        fleets = tuple(found)
+        return Plan(trace, curve, fleets, whole_trace(request, trace, fleets))
+    except ServingError as error:  # a request that no such replica takes
+        raise BadRequest(str(error)) from None
+    except BrokenProcessPool:
+        raise PlacementError(
+            "a process that simulated fleets was killed, maybe for its memory: with --workers 1, or one size "
+            "of --cache-tokens at a time, fewer need it at once"
+        ) from None
+    finally:
+        end_at_once(pool)
 
 
 def best_of(fleets: Sequence[Fleet]) -> Fleet | None:

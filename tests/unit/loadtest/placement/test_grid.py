@@ -166,7 +166,7 @@ def test_a_process_that_dies_before_it_is_given_a_cell_takes_only_those_it_had(
     is_computed: bool, num_finished: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pools = iter([DiesBetween(2, is_computed), DiesBetween(9, is_computed=True)])
-    monkeypatch.setattr(grid, "_executor", lambda num_workers: next(pools))
+    monkeypatch.setattr(grid, "worker_pool", lambda num_workers: next(pools))
     watcher = Watcher()
     with nullcontext() if is_computed else pytest.raises(CellsFailed, match="process died"):
         Grid(run_fake, ResultStore(tmp_path), num_workers=2).run(SPECS, watcher)

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.placement.plan import Fleet, PlanRequest, smallest_fleet, whole_trace
+from loadtest.placement import plan
+from loadtest.placement.errors import PlacementError
+from loadtest.placement.plan import Fleet, PlanRequest, make_plan, smallest_fleet, whole_trace
 from loadtest.workloads.reference import WorkloadRef
+from tests.fakes.placement import die
 
 CACHE_TOKENS = 400_000
 
@@ -96,3 +99,12 @@ def test_a_trace_far_longer_than_its_stretch_and_one_no_longer_are_not_tried_who
     request = asked(tmp_path, [*SHORT_ONES, (9.0, 600)], 1.0, num_requests=num_requests)
     fleet = smallest_fleet(request, CACHE_TOKENS)
     assert (whole_trace(request, request.trace.trace(), [fleet]) is not None) == (num_requests == 20)
+
+
+def test_a_process_that_is_killed_is_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a traceback."""
+    monkeypatch.setattr(plan, "smallest_fleet", die)
+    with pytest.raises(PlacementError, match="--workers 1"):
+        make_plan(asked(tmp_path, [(0.0, 600), (1.0, 600)], 1.0), num_workers=1)
