@@ -19,7 +19,7 @@ from loadtest.placement.errors import NoPlots
 from loadtest.placement.grid import Grid
 from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
 from loadtest.placement.progress import GridProgress
-from loadtest.placement.report import groups, of_recording, print_tables, tables, write_report
+from loadtest.placement.report import groups, of_recording, print_tables, tables, told_too_late, write_report
 from loadtest.placement.store import ResultStore
 from loadtest.placement.suites import GridSpec
 from loadtest.placement.summary import WARM_UP_SHARE
@@ -67,8 +67,14 @@ def run_experiment(
     if targets is not None:
         found.append(targets_table(list(targets(comparison))))
     print_tables(found, console)
+    head = conditions(spec, took_s)
+    changes_s = [*(failure.at_s for failure in spec.failures), *(scaling.at_s for scaling in spec.scalings)]
+    too_late = told_too_late(comparison, changes_s)
+    if too_late:
+        console.print(too_late, style="yellow", markup=False, soft_wrap=True)
+        head = {**head, "not in all windows": too_late}
     with reporting(output.report):
-        write_report(output.report, found, comparison, conditions(spec, took_s))
+        write_report(output.report, found, comparison, head)
         if plots is not None:
             _draw(plots, comparison, output.report)
     console.print(f"Tables, figures of every cell and plots: {output.report}", highlight=False, markup=False)

@@ -63,6 +63,27 @@ def of_recording(trace: Workload) -> str:
     return told
 
 
+def told_too_late(comparison: Comparison, changes_s: Sequence[float]) -> str:
+    """Windows whose requests have all come before the last of these changes of the fleet; "" if none.
+
+    changes_s: when they are asked for, since the start of the simulation.
+    """
+    latest_s = max(changes_s, default=0.0)
+    over = []
+    for setting in comparison.settings:
+        summaries = [each for policy in comparison.policies for each in comparison.of(setting, policy)]
+        last_s = min(summary.last_arrival_s for summary in summaries)
+        if last_s < latest_s:
+            over.append(f"{setting.workload} {setting.num_replicas}@{setting.load:g} ({last_s:.1f} s)")
+    if not over:
+        return ""
+    return (
+        f"The fleet changes until {latest_s:g} s, and the last request of these windows (replicas@load) "
+        f"comes before: {', '.join(dict.fromkeys(over))}. Changes after it are not in their figures; "
+        "more --requests make windows longer."
+    )
+
+
 def print_tables(found: Sequence[TextTable], console: Console) -> None:
     for table in found:
         table.print_on(console)

@@ -27,6 +27,7 @@ class CellSummary:
     mean_e2e_s: float
     mean_tpot_s: float
     mean_ttft_by_length_s: tuple[float | None, ...]  # by `LENGTH_LABELS`; None where there is no such prompt
+    last_arrival_s: float  # since the start of the simulation
 
 
 def summarize(result: CellResult, num_replicas: int, *, num_warming: int | None = None) -> CellSummary:
@@ -53,6 +54,7 @@ def summarize(result: CellResult, num_replicas: int, *, num_warming: int | None 
         mean_ttft_by_length_s=tuple(
             float(ttft_s[chosen].mean()) if chosen.any() else None for chosen in _by_length(inputs)
         ),
+        last_arrival_s=float(result.arrival_s[-1]),
     )
 
 

@@ -14,15 +14,17 @@ from rich.console import Console
 
 from loadtest.placement import experiment
 from loadtest.placement.comparison import Comparison, mean_ttft_s
-from loadtest.placement.experiment import Output, conditions, run_grid
+from loadtest.placement.experiment import Output, conditions, run_experiment, run_grid
 from loadtest.placement.grid import describe
 from loadtest.placement.policy_choice import PolicyChoice
+from loadtest.placement.report import told_too_late
 from loadtest.placement.store import ResultStore
 from loadtest.placement.suites import GridSpec
+from loadtest.placement.summary import summarize
 from loadtest.simulation.cell import CellResult, CellSpec, Failure, Scaling
 from loadtest.simulation.machine import H100_8B
 from loadtest.workloads.reference import WorkloadRef
-from tests.fakes.placement import WORKLOAD, run_fake
+from tests.fakes.placement import WORKLOAD, fake_result, run_fake
 
 POLICIES = (PolicyChoice("ideal"), PolicyChoice("round_robin"))
 SPEC = GridSpec((WORKLOAD,), POLICIES, replicas=(4,), loads=(0.5,), seeds=(0, 1))
@@ -100,3 +102,24 @@ def test_a_damaged_result_is_a_warning_with_its_path(tmp_path: Path, monkeypatch
     assert "3 of 4 cells finished already" in said
     _, said = compared(tmp_path, monkeypatch)
     assert "warning" not in said
+
+
+def test_what_changes_after_a_windows_last_request_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report said that a replica dies at 60 s, and its window was over by then. Here it is at 15 s."""
+    monkeypatch.setattr(experiment, "run_cell", run_fake)
+    written = StringIO()
+    spec = replace(SPEC, failures=(Failure(1.0, 0),), scalings=(Scaling(15.5, 6),))
+    output = Output(tmp_path / "cells", tmp_path / "report", with_plots=False, num_workers=1)
+    run_experiment(spec, output, Console(file=written, width=160))
+    for told in (written.getvalue(), (tmp_path / "report" / "report.md").read_text()):
+        assert "no_reuse 4@0.5 (15.0 s)" in told
+
+
+def test_what_changes_while_requests_come_is_not() -> None:
+    comparison = Comparison()
+    for setting, policy, cell in SPEC.cells():
+        comparison.add(setting, policy, cell.seed, summarize(fake_result(cell), cell.num_replicas))
+    assert not told_too_late(comparison, [])
+    assert not told_too_late(comparison, [1.0, 15.0])

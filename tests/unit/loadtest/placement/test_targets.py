@@ -25,7 +25,7 @@ def comparison(
         [policy] = parse_policies([label])[-1:]
         for seed in (0, 1, 2):
             value = mean_s * (1.0 + 0.01 * seed)
-            summary = CellSummary(100, load, value, value, 2 * value, 0.5, 1.1, 3.0, 0.01, (None,) * 4)
+            summary = CellSummary(100, load, value, value, 2 * value, 0.5, 1.1, 3.0, 0.01, (None,) * 4, 60.0)
             made.add(Setting("made", cache_tokens, routers, 4, load), policy, seed, summary)
     return made
 
