@@ -39,7 +39,7 @@ def trace_of(options: argparse.Namespace) -> WorkloadRef:
         path = default_trace()
         if not path.is_file():
             raise BadRequest(f"{TRACE_VARIABLE} names {str(path)!r}, which is not a file")
-        trace = WorkloadRef(str(path))
+        trace = WorkloadRef.of_file(path)
     return replace(trace, spread_ticks=options.spread_ticks)
 
 

@@ -112,7 +112,7 @@ def trace(text: str) -> WorkloadRef:
     path = Path(text)
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"there is no file {text!r}")
-    return WorkloadRef(str(path))
+    return WorkloadRef.of_file(path)
 
 
 def failure(text: str) -> Failure:

@@ -38,6 +38,11 @@ class WorkloadRef:
         if self.spread_ticks and self.is_generated:
             raise ValueError(f"{self.source!r} has no ticks to spread: its arrivals are drawn")
 
+    @classmethod
+    def of_file(cls, path: Path) -> WorkloadRef:
+        """A trace, also where its file has a generator's name."""
+        return cls(str(path) if str(path) not in GENERATORS else f"./{path}")
+
     @property
     def is_generated(self) -> bool:
         return self.source in GENERATORS

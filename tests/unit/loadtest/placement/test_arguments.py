@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +93,12 @@ def test_a_machine_that_all_replicas_share() -> None:
     assert found.base_s == 0.004
     assert found.engines_at_once(4) == 1.5
     assert "one machine that computes 1.5 at full speed" in found.describe()
+
+
+def test_a_trace_with_a_generators_name_is_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generator was simulated in its place, without a word."""
+    monkeypatch.chdir(tmp_path)
+    Path("no_reuse").touch()
+    assert not read.trace("no_reuse").is_generated
+    assert not read.trace("./no_reuse").is_generated
+    assert read.trace("no_reuse").label == "no_reuse"
