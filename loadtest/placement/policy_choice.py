@@ -99,12 +99,12 @@ def parse_policies(texts: Sequence[str]) -> list[PolicyChoice]:
     but `ideal_apart_shortest`, which takes minutes a cell on many replicas. The ideal is always among them,
     first, since all others are measured against it. No choice comes twice.
     `@file` stands for the choices in a file, one a line, blank lines and `#` comments left out. Raises
-    BadRequest for an unknown policy or knob, listing those there are, and for a value it cannot take.
+    BadRequest for an unknown policy or knob, listing those there are, and for a value it cannot take; in a
+    file with its line.
     """
     chosen = [PolicyChoice(IDEAL)]
     for text in texts:
-        found = _everybody() if text == ALL else [_parse(line) for line in _lines(text)]
-        chosen += [choice for choice in found if choice not in chosen]
+        chosen += [choice for choice in _choices(text) if choice not in chosen]
     return chosen
 
 
@@ -115,21 +115,32 @@ def parse_policy(text: str) -> PolicyChoice:
     return _parse(text)
 
 
+def _choices(text: str) -> list[PolicyChoice]:
+    if text == ALL:
+        return _everybody()
+    return _of_file(text[1:]) if text.startswith("@") else [_parse(text)]
+
+
 def _everybody() -> list[PolicyChoice]:
     rivals = [PolicyChoice(name) for name in POLICIES if name != DEFAULT]
     return [*map(PolicyChoice, (IDEAL, IDEAL_SHORTEST, IDEAL_APART)), *OURS, *rivals]
 
 
-def _lines(text: str) -> list[str]:
-    if not text.startswith("@"):
-        return [text]
+def _of_file(path: str) -> list[PolicyChoice]:
     try:
-        lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise BadRequest(f"{text[1:]}: {error.strerror}") from error
+        raise BadRequest(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise BadRequest(f"{text[1:]}: not UTF-8 text at byte {error.start}: {error.reason}") from None
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        raise BadRequest(f"{path}: not UTF-8 text at byte {error.start}: {error.reason}") from None
+    found = []
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if line and not line.startswith("#"):
+            try:
+                found.append(_parse(line))
+            except BadRequest as error:
+                raise BadRequest(f"{path}, line {number}: {error}") from None
+    return found
 
 
 def _parse(text: str) -> PolicyChoice:

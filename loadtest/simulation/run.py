@@ -39,11 +39,15 @@ def simulate(
 ) -> CellResult:
     """Simulate these requests, whatever `spec` says of workload and load. jumps: as `SimEngine` has it.
 
-    Raises ConfigError for an unknown policy or option, or a cache that the largest request does not fit.
+    Raises ConfigError for an unknown policy or option, or a cache or a machine that the largest request does
+    not fit.
     """
     largest = max((r.input_tokens + r.output_tokens for r in workload.requests), default=0)
     if largest > spec.cache_tokens // workload.block_tokens * workload.block_tokens:
         raise ConfigError("cache_tokens", spec.cache_tokens, f"the largest request takes {largest} tokens")
+    longest, limit = max((r.input_tokens for r in workload.requests), default=0), spec.machine.max_model_len
+    if longest >= limit:
+        raise ConfigError("machine.max_model_len", limit, f"the longest prompt has {longest} tokens")
     cluster = IdealCluster if spec.policy in IDEALS else Cluster
     return cluster(workload, spec, jumps=jumps).run(load_1_rate_per_s)
 

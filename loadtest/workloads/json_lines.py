@@ -99,7 +99,10 @@ def _object(path: Path, number: int, raw: bytes) -> dict[str, Any]:
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise TraceError(path, number, None, f"is not JSON: {error}") from error
+        told = f"is not JSON: {error}"
+        if not raw.endswith(b"\n"):
+            told += " (it is the last and has no end, as in a copy made while it was written: leave it out)"
+        raise TraceError(path, number, None, told) from error
     if not isinstance(value, dict):
         raise TraceError(path, number, None, f"must be an object, not {_shown(value)}")
     return value

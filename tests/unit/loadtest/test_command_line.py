@@ -135,7 +135,7 @@ def test_an_unknown_knob_lists_those_there_are(
         ),
         (
             ("plan", "--ttft-p99", "1", "--requests", "20", "--machine", "max_model_len=100"),
-            ("tokens, the limit is 99",),
+            ("machine.max_model_len = 100: the longest prompt has",),
         ),
         (("tune", "--policy", "expected_time:near_tie=0.1"), ("'expected_time:near_tie=0.1'",)),
         (("tune", "--policy", "ideal"), ("'ideal'",)),

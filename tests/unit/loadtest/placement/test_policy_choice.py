@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from loadtest.placement.errors import BadRequest
@@ -92,3 +94,11 @@ def test_errors_name_what_there_is(text: str, told: list[str]) -> None:
         parse(text)
     for part in told:
         assert part in str(caught.value)
+
+
+def test_errors_in_a_file_name_its_line(tmp_path: Path) -> None:
+    """A comment that is indented was an unknown policy, and nobody knew of which file."""
+    file = tmp_path / "policies.txt"
+    file.write_text("# tuned\n  # by hand\nexpected_time\n\nround_robim\n")
+    with pytest.raises(BadRequest, match=r"policies\.txt, line 5: unknown policy 'round_robim'"):
+        parse_policies([f"@{file}"])

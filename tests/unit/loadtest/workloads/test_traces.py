@@ -86,6 +86,13 @@ class TestMooncake:
             read_trace(path)
         assert caught.value.line == 2
 
+    def test_a_line_without_an_end_is_told_to_be_one(self, tmp_path: Path) -> None:
+        """A copy of a recording that is being written ends anywhere, and nobody knew what to do about it."""
+        path = write(tmp_path / "copied.jsonl", GOOD, GOOD)
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(TraceError, match=r"line 2: is not JSON: .*leave it out"):
+            read_trace(path)
+
     def test_refuses_nan_as_a_time(self, tmp_path: Path) -> None:
         path = write(tmp_path / "bad.jsonl", json.dumps(changed(GOOD, timestamp=float("nan"))))
         with pytest.raises(TraceError, match="timestamp"):
