@@ -27,8 +27,9 @@ from replica.attention.kv_pages import LayerPages
 from replica.attention.spare_memory import SpareMemory
 from replica.attention.step_batch import DecodeGroup, StepBatch
 
-# What all layers' groups may keep together. A copy of K/V that the pages hold already: where it does not
-# fit, contexts are long, and the time goes into attending rather than gathering.
+# What all layers' groups may keep together, with all memory behind it. A copy of K/V that the pages hold
+# already: where it does not fit, contexts are long, and the time goes into attending rather than gathering.
+# Pieces of memory are larger than what is in them, so that it can grow, in the first half of this alone.
 MAX_RESIDENT_BYTES = 256 << 20
 
 # Blocks of room beyond the longest sequence when a group is kept or moved, so that it can grow for a while:
@@ -59,13 +60,11 @@ class _Side:
     heads: tuple[int, ...]  # (size, kv_heads): how many begin a row of `room`; turned: (size, kv_heads, dim)
 
     @classmethod
-    def of(cls, rows: torch.Tensor, length: int, room: int, spare: SpareMemory, *, turned: bool) -> _Side:
-        """A copy of the first `length` of (size, kv_heads, keys, dim), with room for so many."""
+    def of(cls, rows: torch.Tensor, length: int, room: int, storage: torch.Tensor, *, turned: bool) -> _Side:
+        """In `storage` a copy of the first `length` of (size, kv_heads, keys, dim), with room for so many."""
         size, kv_heads, _, dim = rows.shape
         heads = (size, kv_heads, dim) if turned else (size, kv_heads)
-        count = size * kv_heads * room * dim
-        storage = spare.take(rows, count)
-        front = storage[:count]
+        front = storage[: _count(rows, room)]
         memory = front.view(size, kv_heads, dim, room).mT if turned else front.view(size, kv_heads, room, dim)
         memory[:, :, :length].copy_(rows[:, :, :length])
         memory[:, :, length:].zero_()  # masked until written; a masked NaN is still a NaN
@@ -74,12 +73,6 @@ class _Side:
     @property
     def room(self) -> int:
         return self.memory.shape[2]
-
-    def replaced(self, spare: SpareMemory, *, room: int, turned: bool) -> _Side:
-        """What takes its place, with all that it holds."""
-        other = _Side.of(self.memory, self.room, room, spare, turned=turned)
-        spare.give_back(self.storage)
-        return other
 
 
 @dataclass(slots=True)
@@ -94,7 +87,7 @@ class _Resident:
 
     @property
     def num_bytes(self) -> int:
-        return self.keys.memory.nbytes + self.values.memory.nbytes
+        return self.keys.storage.nbytes + self.values.storage.nbytes
 
 
 class ResidentDecodes:
@@ -156,7 +149,7 @@ class ResidentDecodes:
                 self._drop((pages, index))
                 return None
         if turns and not kept.keys.is_turned and age.age >= TURNED_AGE + kept.turn:
-            kept.keys = kept.keys.replaced(self._spare, room=kept.keys.room, turned=True)
+            kept.keys = self._replaced(kept.keys, kept.keys.room, turned=True)
         for side, new in ((kept.keys, key), (kept.values, value)):
             side.flat.index_copy_(0, self._places_of(age, side), new.reshape(-1, *side.flat.shape[1:]))
         kept.age = age.age
@@ -170,31 +163,53 @@ class ResidentDecodes:
             return
         self._drop((pages, index))
         length, room = age.group.length, self._room_of(pages, age.group)
-        if not self._make_room((keys.nbytes + values.nbytes) // length * room):
+        needed = (keys.nbytes + values.nbytes) // length * room
+        if not self._make_room(needed):
             return
+        beyond = self._beyond(needed) // 2
         # Below a block: so many tokens before it is outgrown a layer is moved, and all to the same room.
         turn = self._layers.setdefault(pages, len(self._layers)) % min(MOST_TURNS, pages.keys.shape[1])
         kept = _Resident(
-            _Side.of(keys, length, room, self._spare, turned=False),
-            _Side.of(values, length, room, self._spare, turned=False),
+            _Side.of(keys, length, room, self._taken(keys, room, beyond), turned=False),
+            _Side.of(values, length, room, self._taken(values, room, beyond), turned=False),
             turn,
             age.lineage,
             age.age,
         )
         self._kept[pages, index] = kept
-        self._kept_bytes += kept.num_bytes
 
     def _room_of(self, pages: LayerPages, group: DecodeGroup) -> int:
         return (group.num_blocks + HEADROOM_BLOCKS) * pages.keys.shape[1]
 
     def _move(self, kept: _Resident, room: int) -> None:
         """To so much room, if that is more and fits."""
-        before, length = kept.num_bytes, kept.keys.room
-        if room <= length or not self._make_room(before // length * (room - length)):
+        length = kept.keys.room
+        if room <= length:
             return
-        kept.keys = kept.keys.replaced(self._spare, room=room, turned=kept.keys.is_turned)
-        kept.values = kept.values.replaced(self._spare, room=room, turned=False)
-        self._kept_bytes += kept.num_bytes - before
+        needed = (kept.keys.memory.nbytes + kept.values.memory.nbytes) // length * room
+        if self._make_room(needed - kept.num_bytes):
+            kept.keys = self._replaced(kept.keys, room, turned=kept.keys.is_turned)
+            kept.values = self._replaced(kept.values, room, turned=False)
+
+    def _replaced(self, side: _Side, room: int, *, turned: bool) -> _Side:
+        """What takes its place, with all that it holds; while that is copied there are both."""
+        self._kept_bytes -= side.storage.nbytes
+        beyond = self._beyond(_count(side.memory, room) * side.memory.itemsize)
+        storage = self._taken(side.memory, room, beyond)
+        other = _Side.of(side.memory, side.room, room, storage, turned=turned)
+        self._spare.give_back(side.storage)
+        return other
+
+    def _taken(self, rows: torch.Tensor, room: int, beyond: int) -> torch.Tensor:
+        """Memory for (size, kv_heads, room, dim), and at most so many bytes beyond that."""
+        count = _count(rows, room)
+        storage = self._spare.take(rows, count, count + beyond // rows.itemsize)
+        self._kept_bytes += storage.nbytes
+        return storage
+
+    def _beyond(self, num_bytes: int) -> int:
+        """Bytes that may be taken beside so many, for what grows."""
+        return max(0, self._max_bytes // 2 - self._kept_bytes - num_bytes)
 
     def _places_of(self, age: GroupAge, side: _Side) -> torch.Tensor:
         """Where in `flat` a group's newest go; the same in many layers."""
@@ -207,9 +222,10 @@ class ResidentDecodes:
         return places
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Whether so many more fit, once groups that are no more have been let go."""
-        if self._kept_bytes + num_bytes > self._max_bytes:
-            alive = {age.lineage for age in self._ages.values()}
+        """Whether so many more fit. Groups that are no more are let go once there is no room to grow."""
+        if self._kept_bytes + num_bytes > self._max_bytes // 2:
+            # Of the step before, too: who goes on in this one may not have been asked about yet.
+            alive = {age.lineage for age in (*self._ages.values(), *self._ages_before.values())}
             for place in [place for place, kept in self._kept.items() if kept.lineage not in alive]:
                 self._drop(place)
         return self._kept_bytes + num_bytes <= self._max_bytes
@@ -228,3 +244,9 @@ class ResidentDecodes:
             return GroupAge(before.lineage, before.age + 1, group)
         self._num_lineages += 1
         return GroupAge(self._num_lineages, 0, group)
+
+
+def _count(rows: torch.Tensor, room: int) -> int:
+    """Numbers in (size, kv_heads, room, dim); rows: (size, kv_heads, any, dim)."""
+    size, kv_heads, _, dim = rows.shape
+    return size * kv_heads * room * dim

@@ -30,14 +30,14 @@ class SpareMemory:
         self._spare: list[torch.Tensor] = []  # one axis each; by size
         self.num_bytes = 0  # of them
 
-    def take(self, like: torch.Tensor, count: int) -> torch.Tensor:
-        """One axis of at least so many elements, with anything in them."""
+    def take(self, like: torch.Tensor, count: int, most: int) -> torch.Tensor:
+        """One axis of at least `count` elements and at most `most`, with anything in them."""
         place = bisect_left(self._spare, count, key=torch.Tensor.numel)
-        if place < len(self._spare):
+        if place < len(self._spare) and self._spare[place].numel() <= most:
             memory = self._spare.pop(place)
             self.num_bytes -= memory.nbytes
             return memory
-        return like.new_empty(count * (REACH if like.device.type == "cpu" else 1))
+        return like.new_empty(min(count * REACH, most) if like.device.type == "cpu" else count)
 
     def give_back(self, memory: torch.Tensor) -> None:
         """What `take` gave, whole; nobody uses it any more."""

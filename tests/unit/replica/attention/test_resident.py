@@ -10,7 +10,7 @@ import torch
 
 from replica.attention.kv_pages import LayerPages
 from replica.attention.resident import HEADROOM_BLOCKS, TURNED_AGE, ResidentDecodes
-from replica.attention.step_batch import DecodeGroup, StepBatch
+from replica.attention.step_batch import SHORT_BLOCKS, DecodeGroup, StepBatch
 from replica.scheduling.runner import ScheduledSequence
 from tests.fakes.steps import BLOCK_SIZE, layer_pages, scheduled, step
 
@@ -128,8 +128,8 @@ def test_a_group_that_outgrows_its_room_is_moved_and_not_gathered_again(turns: b
 class Layers:
     """Those of one backend, all given the same steps; tells what each step got of each."""
 
-    def __init__(self, count: int, *, turns: bool) -> None:
-        first = new_layer(turns=turns)
+    def __init__(self, count: int, *, turns: bool, max_bytes: int = 1 << 20) -> None:
+        first = new_layer(max_bytes, turns=turns)
         others = [Layer(layer_pages(40), first.resident, turns=turns) for _ in range(count - 1)]
         self.layers = [first, *others]
 
@@ -184,6 +184,19 @@ def test_groups_one_after_the_other_live_in_the_same_memory(turns: bool) -> None
     first = {keys.data_ptr() for seen in layers.decode("a", 60)[2:] for keys, _ in seen}
     again = {keys.data_ptr() for seen in layers.decode("another", 60)[2:] for keys, _ in seen}
     assert again <= first
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_the_memory_behind_what_is_kept_is_within_the_bound(turns: bool) -> None:
+    """Also what was taken so that it can grow, and pieces that others have left. All of it is kept."""
+    max_bytes = 32_000
+    layers = Layers(3, turns=turns, max_bytes=max_bytes)
+    for name in ("a", "another"):
+        before = sum(layer.num_gathers for layer in layers.layers)
+        for seen in layers.decode(name, 60)[2:]:
+            sides = (side for each in seen for side in each)
+            assert sum(side.untyped_storage().nbytes() for side in sides) <= max_bytes
+        assert sum(layer.num_gathers for layer in layers.layers) - before == 2 * 3
 
 
 @pytest.mark.parametrize("turns", [False, True])
@@ -265,3 +278,25 @@ def test_groups_that_are_no_more_make_room() -> None:
     for start in (1, 2, 3):
         assert_in_sight_equal(other, other.decode(scheduled("b", [2], start, 1)))
     assert other.num_gathers == 2
+
+
+def test_a_group_that_does_not_fit_leaves_those_behind_it_what_they_keep() -> None:
+    """Room for the second group's copy alone: the first asks for room in each step, before the second."""
+    num_steps, length = 8, (SHORT_BLOCKS + 1) * BLOCK_SIZE
+    resident = ResidentDecodes(2 * (SHORT_BLOCKS + 2 + HEADROOM_BLOCKS) * BLOCK_SIZE * 2 * 8 * 4)
+    pages = layer_pages(num_blocks=40)
+    kept = []
+    for start in range(num_steps):
+        short = [scheduled(f"short {index}", [index] * 3, start, 1) for index in range(12)]
+        long = scheduled("long", list(range(12, 12 + SHORT_BLOCKS + 4)), length + start, 1)
+        batch = step(*short, long)
+        resident.begin(batch)
+        for index, group in enumerate(batch.decode_groups(None)):
+            age = resident.age_of(batch, None, index)
+            new = torch.zeros(group.size, 2, 8)
+            if resident.added(pages, age, index, new, new, turns=False) is not None:
+                kept.append(index)
+                continue
+            gathered = torch.zeros(group.size, 2, group.length, 8)
+            resident.keep(pages, age, index, gathered, gathered)
+    assert kept == [1] * (num_steps - 2)
