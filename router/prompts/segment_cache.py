@@ -23,7 +23,7 @@ from cache.types import pack_tokens
 from router.prompts.segments import SegmentRule
 
 DEFAULT_CACHE_BYTES = 64 << 20  # about 8 M tokens: a thousand conversations of 8k
-# Of one entry beside its text and ids: the key, the ordered dictionary (161 measured, before it grows).
+# Of one entry beside its salt, text and ids: the key, the ordered dictionary (161 measured, before it grows).
 _ENTRY_BYTES = 200
 _MAX_SHARE = 8  # a segment larger than this part of the room is not kept: it would push out hundreds
 
@@ -60,7 +60,7 @@ class SegmentCache:
     """Bounded by bytes; the least recently used segment goes first."""
 
     def __init__(self, rule: SegmentRule, max_bytes: int = DEFAULT_CACHE_BYTES) -> None:
-        """max_bytes: of texts, ids and their keeping; 0 keeps nothing."""
+        """max_bytes: of salts, texts, ids and their keeping; 0 keeps nothing."""
         self._rule = rule
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards everything below; held for look-ups, never while tokenizing
@@ -126,19 +126,21 @@ class SegmentCache:
         with self._lock:
             for segment, ids in new.items():
                 self._tokenized_tokens += len(ids) // _ID_BYTES
-                key, size = (salt, segment), _entry_bytes(segment, ids)
+                key, size = (salt, segment), _entry_bytes(salt, segment, ids)
                 if size * _MAX_SHARE > self._max_bytes or key in self._entries:
                     continue
                 self._entries[key] = ids
                 self._num_bytes += size
             while self._num_bytes > self._max_bytes:
-                (_, segment), ids = self._entries.popitem(last=False)
-                self._num_bytes -= _entry_bytes(segment, ids)
+                (salt, segment), ids = self._entries.popitem(last=False)
+                self._num_bytes -= _entry_bytes(salt, segment, ids)
                 self._evicted_entries += 1
 
 
 _ID_BYTES = array("i").itemsize
 
 
-def _entry_bytes(segment: str, ids: bytes) -> int:
-    return sys.getsizeof(segment) + sys.getsizeof(ids) + _ENTRY_BYTES
+def _entry_bytes(salt: str, segment: str, ids: bytes) -> int:
+    """A salt is its request's: its segments have one, which each counts, since any may stay longest."""
+    own = sys.getsizeof(salt) if salt else 0
+    return own + sys.getsizeof(segment) + sys.getsizeof(ids) + _ENTRY_BYTES

@@ -100,12 +100,15 @@ def test_a_segment_of_half_the_room_is_not_kept(watched: Watched) -> None:
     assert cache.begin("<|im_start|>small", "").missing_chars == 0
 
 
-def test_bytes_are_what_the_process_grows_by(watched: Watched) -> None:
+@pytest.mark.parametrize("salt_chars", [0, 1024])
+def test_bytes_are_what_the_process_grows_by(watched: Watched, salt_chars: int) -> None:
+    """Salts, too: clients choose them, a new one for each request if they like."""
     cache = SegmentCache(watched.rule, max_bytes=1 << 30)
     tracemalloc.start()
     try:
-        for number in range(5000):
-            ids(cache, f"<|im_start|>user {number} " + "word " * (number % 50))
+        for number in range(2000):
+            salt = f"{number:0{salt_chars}}" if salt_chars else ""
+            ids(cache, f"<|im_start|>user {number} " + "word " * (number % 50), salt)
             watched.tokenized.clear()
         grown = tracemalloc.get_traced_memory()[0]
     finally:
