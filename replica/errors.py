@@ -6,6 +6,7 @@
     │   │                            with the request, another replica can take it)
     │   ├── EventSocketError         the event sockets cannot listen where they were told to
     │   ├── StepOutOfMemory          a step's forward needed more memory than there is
+    │   ├── InvalidLogits            what a step computed of some of its sequences are no numbers
     │   └── EngineBroken             the runner can compute no further step: the engine ends
     │       ├── RankLost             one of the processes that compute the model together has gone
     │       │   └── RankRefused      because it cannot serve its part, as it said
@@ -29,6 +30,8 @@ All of them cross process borders through Ray handles: `ServingError` keeps thei
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from cache.errors import (
     AdmissionFailed,
     DeadlineExceeded,
@@ -49,6 +52,7 @@ __all__ = [
     "EngineStopped",
     "EventSocketError",
     "ForwardFailed",
+    "InvalidLogits",
     "InvalidRequest",
     "NeverBegan",
     "PromptTooLong",
@@ -95,6 +99,20 @@ class StepOutOfMemory(EngineError):
         super().__init__(f"a step of {num_tokens} tokens ran out of memory: {cause}")
         self.num_tokens = num_tokens
         self.cause = cause
+
+
+class InvalidLogits(EngineError):
+    """The model returned NaN for some sequences of a step, which fail instead of answering noise. What it
+    returned for the others is theirs."""
+
+    def __init__(self, places: Sequence[int]) -> None:
+        """places: of those sequences, in the step, or in the rows drawn from."""
+        super().__init__(f"NaN in the logits of {len(places)} of the step's sequences")
+        self.places = tuple(places)
+
+    def at(self, places: Mapping[int, int]) -> InvalidLogits:
+        """The same, told by other places: of those that have one."""
+        return InvalidLogits([places[place] for place in self.places if place in places])
 
 
 class EngineBroken(EngineError):

@@ -32,7 +32,7 @@ from replica.engine.pins import EnginePins, pin_limit
 from replica.engine.pipeline import pipeline
 from replica.engine.request_watch import RequestWatcher
 from replica.engine.taken_tokens import take_token, take_tokens
-from replica.errors import AdmissionFailed, EngineBroken, ForwardFailed, StepOutOfMemory
+from replica.errors import AdmissionFailed, EngineBroken, ForwardFailed, InvalidLogits, StepOutOfMemory
 from replica.output.detokenizer import NoText, TokenDecoder
 from replica.scheduling.copy_pace import CopyPace
 from replica.scheduling.request import Request
@@ -243,8 +243,9 @@ class EngineCore:
     def step(self) -> list[Progress]:
         """Compute one step; what it did, one entry per request it moved forward or ended.
 
-        A forward that raises fails the requests of its step with ForwardFailed and leaves the rest alone; one
-        that runs out of memory moves nobody forward, and those after it are smaller.
+        A forward that raises fails the requests of its step with ForwardFailed and leaves the rest alone. One
+        that computes NaN for some of them fails these and moves nobody forward. Nor does one that runs out of
+        memory, and those after it are smaller.
         """
         progress, self._ended_at_submission = self._ended_at_submission, []
         too_late = [*self._scheduler.expire(), *self._scheduler.give_up()]
@@ -265,10 +266,13 @@ class EngineCore:
             if self._scheduler.retreat():
                 self._note_retreat(error)
                 return progress
-            return progress + self._fail_step(error, len(sequences))
+            return progress + self._fail(self._scheduler.fail_step(), error, len(sequences))
+        except InvalidLogits as error:
+            self._steps.drop()
+            return progress + self._fail(self._scheduler.fail_some(error.places), error, len(sequences))
         except Exception as error:
             self._steps.drop()
-            return progress + self._fail_step(error, len(sequences))
+            return progress + self._fail(self._scheduler.fail_step(), error, len(sequences))
         self._measure(sequences, result)
         _keep_logprobs(sequences, result)
         now_s = self._clock()
@@ -420,12 +424,11 @@ class EngineCore:
             exc_info=error,
         )
 
-    def _fail_step(self, error: Exception, num_sequences: int) -> list[Progress]:
+    def _fail(self, failed: Sequence[Request], error: Exception, num_sequences: int) -> list[Progress]:
         self._meter.step_failed()
-        failed = self._scheduler.fail_step()
         cause = f"{type(error).__name__}: {error}"
         logger.error(
-            "forward failed; the step's requests fail, the engine goes on",
+            "forward failed; these requests fail, the engine goes on",
             extra={
                 "num_sequences": num_sequences,
                 "num_failed_steps": self._meter.num_failed_steps,

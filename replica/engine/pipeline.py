@@ -17,6 +17,7 @@ from typing import Protocol
 from cache.errors import ConfigError
 from cache.kv_cache_manager import KVCacheManager
 from cache.types import RequestId
+from replica.errors import InvalidLogits
 from replica.scheduling.going_on import NextPart
 from replica.scheduling.request import RequestState
 from replica.scheduling.runner import LaunchedStep, LaunchingRunner, Runner, ScheduledSequence, StepResult
@@ -119,8 +120,11 @@ class OneAhead:
         if self._following:
             self._ahead = self._launch_ahead(begun)
         self._begun = None
-        result = begun.launched.result()
-        return _part(result, [begun.place_by_id[each.request_id] for each in self._open])
+        places = [begun.place_by_id[each.request_id] for each in self._open]
+        try:
+            return _part(begun.launched.result(), places)
+        except InvalidLogits as error:
+            raise error.at({begun_at: place for place, begun_at in enumerate(places)}) from None
 
     def drop(self) -> None:
         self._open, self._begun, self._following, self._ahead = [], None, [], None

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from cache.messages import Logprobs, SamplingParams
+from replica.errors import InvalidLogits
 from replica.output.filters import Filters
 from replica.output.logprobs import token_logprobs
 from replica.output.noise import draw_keys, gumbel_noise, seed_keys
@@ -77,10 +78,6 @@ class Drawing:
         return cls(tokens, lambda: drawn)
 
 
-class InvalidLogits(RuntimeError):
-    """The model returned NaN: the step's requests fail instead of answering noise."""
-
-
 class Sampler:
     """Draws for one runner. One thread at a time."""
 
@@ -125,7 +122,7 @@ class Sampler:
         def take() -> Drawn:
             found, is_invalid = results.take().tolist()
             if any(is_invalid):
-                raise InvalidLogits(f"NaN in the logits of {sum(is_invalid)} of {len(rows)} sequences")
+                raise InvalidLogits([row for row, is_nan in enumerate(is_invalid) if is_nan])
             drawn = [None if row is None else token for row, token in zip(rows, found, strict=True)]
             return Drawn(drawn, plan.logprobs(own, tokens))
 

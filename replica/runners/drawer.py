@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from replica.errors import InvalidLogits
 from replica.layers.screened_head import ScreenedHead
 from replica.output.sampler import Drawing, Drawn, Sampler
 from replica.runners.draw_rows import draw_row, masks_of, rows_asked, structures_of
@@ -55,7 +56,12 @@ class Drawer:
         if answered is None:
             return None
         masks = masks_of({p: structures[row] for p, row in enumerate(answered.computed) if row in structures})
-        in_full = self._sampler.sample(answered.logits, [rows[row] for row in answered.computed], masks=masks)
+        try:
+            in_full = self._sampler.sample(
+                answered.logits, [rows[row] for row in answered.computed], masks=masks
+            )
+        except InvalidLogits as error:
+            raise error.at(dict(enumerate(answered.computed))) from None
         tokens = answered.tokens | dict(zip(answered.computed, in_full.tokens, strict=True))
         logprobs = {answered.computed[place]: found for place, found in in_full.logprobs.items()}
         return Drawn([tokens.get(row) for row in range(len(rows))], logprobs)

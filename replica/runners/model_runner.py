@@ -322,9 +322,7 @@ class ModelRunner:
             scorer = PromptScorer(self._model, takes_rows=self._takes_rows)
             with scorer.keeping():
                 drawing = self._drawer.compute(ordered, lambda: self._forward(batch))
-            # First, whatever the draw finds: it may raise, and other ranks compute these logits, too.
-            scores = scorer.score(batch, chunks)
-            return QueuedStep(batch.order, Drawing.done(drawing.take(), self._device), scores)
+            return QueuedStep(batch.order, drawing, scorer.score(batch, chunks))
 
     def follow(self, sequences: Sequence[ScheduledSequence]) -> None:
         """Compute a step's forwards as `execute` does, and draw nothing: for a rank that only has its part.

@@ -23,12 +23,11 @@ import torch
 from cache.errors import ConfigError
 from cache.host_tier import BlockMoves
 from replica.config import ReplicaConfig
-from replica.errors import EngineBroken, RankRefused
+from replica.errors import EngineBroken, InvalidLogits, RankRefused
 from replica.models import config_rules, model_probe
 from replica.models.model_loader import load_config
 from replica.models.model_source import ModelRefused, ResolvedModel
 from replica.models.weight_files import fetch_weights
-from replica.output.sampler import InvalidLogits
 from replica.parallel import orders
 from replica.parallel.orders import AllocatePages, Load, Meet, Room
 from replica.parallel.rank_group import RankGroup

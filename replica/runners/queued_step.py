@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from cache.messages import Logprobs
+from replica.errors import InvalidLogits
 from replica.output.sampler import Drawing
 from replica.scheduling.runner import ScheduledSequence, StepResult
 from replica.transfer import to_device
@@ -33,7 +34,10 @@ class QueuedStep:
 
     def result(self) -> StepResult:
         """Blocks until it is done; how long that took is not known here. Raises InvalidLogits."""
-        drawn = self.drawing.take()
+        try:
+            drawn = self.drawing.take()
+        except InvalidLogits as error:
+            raise error.at(dict(enumerate(self.order))) from None
         next_tokens: list[int | None] = [None] * len(self.order)
         for sequence, token_id in zip(self.order, drawn.tokens, strict=True):
             next_tokens[sequence] = token_id

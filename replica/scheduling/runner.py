@@ -113,8 +113,9 @@ class Runner(Protocol):
     """Computes steps. Called from the engine thread only; `execute` blocks until the step is done.
 
     `execute` may raise anything: the engine then fails the step's requests and un-registers what
-    the step had registered; the runner must stay usable. After StepOutOfMemory nobody fails: the engine takes
-    the step back and makes smaller ones.
+    the step had registered; the runner must stay usable. After InvalidLogits those that it names fail,
+    and the others' step is taken back. After StepOutOfMemory nobody fails: the engine takes the step
+    back and makes smaller ones.
     """
 
     @property

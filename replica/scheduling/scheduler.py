@@ -338,6 +338,15 @@ class Scheduler:
             self._remove(request)
         return [request for request, _ in step]
 
+    def fail_some(self, places: Sequence[int]) -> list[Request]:
+        """What was computed at these places of the step is of no use: their requests are taken out and
+        returned. For the others it is as if the step had not been planned."""
+        failed = [self._step.entries[place][0] for place in places]
+        self.take_back()
+        for request in failed:
+            self._remove(request)
+        return failed
+
     def retreat(self) -> bool:
         """The step did not fit into memory: as if it had not been planned, the next are half as large.
 
@@ -352,6 +361,8 @@ class Scheduler:
         """The step was not begun: as if it had not been planned. Who was admitted to it waits again."""
         step = self._step.take()
         self._cache.abort_step()
+        if self._step.span is not None:
+            step[-1][0].halfway = None  # whoever computes may have gone on with it: it is begun anew
         for request, num_tokens in reversed(step):
             # Blocks that were registered with it are registered no more.
             if self._step.fills_blocks(request, num_tokens):

@@ -14,6 +14,7 @@ EXAMPLES = [
     errors.EngineError("something"),
     errors.EngineStopped("it was closed"),
     errors.EventSocketError("127.0.0.1", 5555, "in use"),
+    errors.InvalidLogits([1, 3]),
     errors.InvalidRequest("top_p", "is 2"),
     errors.NeverBegan(3, 256, 60.2, 60.0),
     errors.RankLost(1, -9),
