@@ -30,10 +30,10 @@ SETTINGS = (
 )
 
 
-# Whose layers can be given some of a step's rows. One meets every setting; the others, whose layers differ,
-# the plain one and the one that asks most, and the rest in the broad suite.
+# Whose layers can be given some of a step's rows. One meets every kind of setting; the others, whose layers
+# differ, the one that asks most, which computes each prompt again and again. The rest is in the broad suite.
 USUAL, MORE = ("llama", "qwen2", "qwen3", "mistral"), ("llama-plain-rope", "granite")
-ASKS_MOST = ("blocks-of-4", "preempted")
+ASKS_MOST, ASKS_NO_MORE = "preempted", "blocks-of-16"  # than that one, whose blocks are as large
 
 
 def _cases() -> Iterator[Any]:
@@ -43,7 +43,7 @@ def _cases() -> Iterator[Any]:
             marks: tuple[pytest.MarkDecorator, ...] = ()
             if name in MORE:
                 marks = (pytest.mark.long,)
-            elif name != USUAL[0] and setting.name not in ASKS_MOST:
+            elif setting.name == ASKS_NO_MORE or (name != USUAL[0] and setting.name != ASKS_MOST):
                 marks = (pytest.mark.long, pytest.mark.broad)
             yield pytest.param(families[name], setting, id=f"{name}-{setting.name}", marks=marks)
 

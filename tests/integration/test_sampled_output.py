@@ -66,14 +66,18 @@ CASES = [
     pytest.param(("gemma2", "plain"), id="gemma2-plain", marks=pytest.mark.long),
     pytest.param(("qwen3_moe", "filtered"), id="qwen3_moe-filtered", marks=pytest.mark.long),
 ]
-# What a filter leaves follows from a row's logits, in whatever setting; the rest is in the broad suite.
-FILTERED = ("cache-on", "preempted-blocks-of-4", "screened")
+# A draw goes by request and position, whatever a setting cuts, finds, takes away, copies back or screens;
+# what a filter leaves follows from a row's logits. The rest is in the broad suite.
+MEETS = {
+    "llama-plain": ("cache-on", "chunked-blocks-of-4", "preempted-blocks-of-4", "swapped", "screened"),
+    "llama-filtered": ("preempted-blocks-of-4", "screened"),
+}
 
 
 def _in_settings() -> Iterator[Any]:
     for case in CASES:
         for setting in SETTINGS:
-            is_broad = case.id == "llama-filtered" and setting.name not in FILTERED
+            is_broad = case.id in MEETS and setting.name not in MEETS[case.id]
             marks = (pytest.mark.long, pytest.mark.broad) if is_broad else case.marks
             yield pytest.param(*case.values, setting, id=f"{case.id}-{setting.name}", marks=marks)
 
