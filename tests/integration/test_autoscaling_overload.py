@@ -182,7 +182,9 @@ BROAD = (pytest.mark.long, pytest.mark.broad)
         pytest.param(
             long_prompts, MACHINE, LARGE, 6.0, 1, False, id="three times the time there is", marks=BROAD
         ),
-        pytest.param(long_prompts, MACHINE, LARGE, 6.0, 1, True, id="and the refused come back"),
+        pytest.param(
+            long_prompts, MACHINE, LARGE, 6.0, 1, True, id="and the refused come back", marks=pytest.mark.long
+        ),
         pytest.param(one_that_fits, SLOW, SMALL, 2.0, 2, False, id="room for one prompt each"),
         pytest.param(two_that_fit, SLOW, SMALL, 3.0, 2, False, id="room for two prompts each", marks=BROAD),
         pytest.param(long_answers, replace(SLOW, max_running=4), LARGE, 4.0, 2, False, id="few places"),

@@ -204,10 +204,15 @@ def phases(
 @pytest.mark.parametrize(
     ("shape", "machine", "rate_per_s", "seeds"),
     [
+        pytest.param(short_answers, MACHINE, 17.6, (3,), id="short of time to prefill"),
         pytest.param(
-            short_answers, MACHINE, 17.6, (3,), id="short of time to prefill", marks=pytest.mark.long
+            long_answers,
+            replace(MACHINE, max_running=16),
+            25.0,
+            (3,),
+            id="short of places",
+            marks=pytest.mark.long,
         ),
-        pytest.param(long_answers, replace(MACHINE, max_running=16), 25.0, (3,), id="short of places"),
         # A few long prompts more or less in twenty seconds are a tenth of what can be served then.
         pytest.param(heavy_tail, MACHINE, 27.0, range(3), id="heavy-tailed prompts", marks=pytest.mark.long),
     ],

@@ -312,7 +312,7 @@ def test_they_leave_in_the_order_of_the_law(
 
 
 @settings(max_examples=15)
-@given(st.integers(50, 1000), st.integers(1, 20), st.floats(0.0, 10.0))
+@given(st.integers(50, 1000), st.integers(1, 20), st.floats(0.0, 3.0))
 def test_a_long_prompt_is_not_starved_by_short_ones(long_blocks: int, burst: int, floor_s: float) -> None:
     """Short prompts keep the replica more than busy; nothing ages but the floor."""
     options = replace(WIDE, aging=0.0, age_floor_s=floor_s)

@@ -28,7 +28,9 @@ SLOW_STEPS = replace(
     max_batched_tokens=256,
     max_running=32,
 )
-BINDINGS = pytest.mark.parametrize("binding", ["late", "at_once"])
+BINDINGS = pytest.mark.parametrize(
+    "binding", ["late", pytest.param("at_once", marks=(pytest.mark.long, pytest.mark.broad))]
+)
 
 
 def questions(seed: int) -> Workload:
@@ -57,9 +59,7 @@ def run(num_replicas: int, binding: str, slowdowns: tuple[float, ...] = (), seed
     return simulate(questions(seed), cell)
 
 
-@pytest.mark.parametrize(
-    "binding", ["late", pytest.param("at_once", marks=(pytest.mark.long, pytest.mark.broad))]
-)
+@BINDINGS
 def test_copies_do_not_push_out_what_is_as_hot(binding: str) -> None:
     hits, slowest_s = [], []
     for seed in range(1, 4):

@@ -172,7 +172,7 @@ def test_unique_prompts_do_not_fill_the_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("num_replicas", [2, 3, 8])
+@pytest.mark.parametrize("num_replicas", [2, 3, 5])
 @pytest.mark.parametrize("is_measured", [True, False])
 def test_cold_prompts_one_after_another(name: str, num_replicas: int, is_measured: bool) -> None:
     """Every replica is idle whenever the next prompt comes."""
