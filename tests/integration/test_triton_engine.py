@@ -85,7 +85,10 @@ def test_greedy_tokens_are_those_of_gather_and_sdpa(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    ["float32", "bfloat16", pytest.param("float16", marks=(pytest.mark.long, pytest.mark.broad))],
+    [
+        "bfloat16",
+        *(pytest.param(each, marks=(pytest.mark.long, pytest.mark.broad)) for each in ("float32", "float16")),
+    ],
 )
 def test_layers_are_kernels_in_every_type_unless_that_is_turned_off(dtype: str, tmp_path: Path) -> None:
     """And the whole network still says what it said as loaded, which is looked at before it serves."""

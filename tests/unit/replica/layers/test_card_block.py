@@ -51,19 +51,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _cases() -> Iterator[Any]:
-    """Every model in full and half precision; of the two half precisions the second meets all in the broad
-    suite."""
+    """Every model in full and half precision, with several tokens; the other half precision and one token for
+    all models but the first in the broad suite."""
     for name, (model_type, settings) in MODELS.items():
         for dtype in MOST_DIFFERENCE:
-            is_broad = dtype is torch.float16 and name != "llama"
-            marks = (pytest.mark.long, pytest.mark.broad) if is_broad else ()
-            yield pytest.param(model_type, settings, dtype, id=f"{name}-{dtype}", marks=marks)
+            for num_tokens in (1, 5):
+                is_broad = name != "llama" and (dtype is torch.float16 or num_tokens == 1)
+                marks = (pytest.mark.long, pytest.mark.broad) if is_broad else ()
+                case = f"{name}-{dtype}-{num_tokens}"
+                yield pytest.param(model_type, settings, dtype, num_tokens, id=case, marks=marks)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 5])
-@pytest.mark.parametrize(("model_type", "settings", "dtype"), [*_cases()])
+@pytest.mark.parametrize(("model_type", "settings", "dtype", "num_tokens"), [*_cases()])
 def test_a_replaced_layer_answers_alike(
-    model_type: str, settings: dict[str, Any], num_tokens: int, dtype: torch.dtype
+    model_type: str, settings: dict[str, Any], dtype: torch.dtype, num_tokens: int
 ) -> None:
     model = model_of(model_type, **settings).to(dtype)
     check_all_replaced(model, fuse_blocks, CardBlock, num_tokens, MOST_DIFFERENCE[dtype])
