@@ -52,6 +52,7 @@ def test_a_word_that_no_row_matches_is_told_with_the_rows_there_are(
     assert all(row in told for row in ROWS)
 
 
+@pytest.mark.long
 def test_pytest_choosing_no_test_is_told_likewise() -> None:
     done = run("-k", "quantum")
     assert done.returncode == 2, done.stdout
