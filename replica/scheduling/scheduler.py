@@ -342,7 +342,7 @@ class Scheduler:
         """What was computed at these places of the step is of no use: their requests are taken out and
         returned. For the others it is as if the step had not been planned."""
         failed = [self._step.entries[place][0] for place in places]
-        self.take_back()
+        self._take_back_begun()
         for request in failed:
             self._remove(request)
         return failed
@@ -354,21 +354,25 @@ class Scheduler:
         """
         if not self._budget.ran_out(self._step.num_tokens):
             return False
-        self.take_back()
+        self._take_back_begun()
         return True
 
     def take_back(self) -> None:
         """The step was not begun: as if it had not been planned. Who was admitted to it waits again."""
         step = self._step.take()
         self._cache.abort_step()
-        if self._step.span is not None:
-            step[-1][0].halfway = None  # whoever computes may have gone on with it: it is begun anew
         for request, num_tokens in reversed(step):
             # Blocks that were registered with it are registered no more.
             if self._step.fills_blocks(request, num_tokens):
                 self._running.put_back(request)
         while len(self._running) > self._budget.places:
             self._running.put_back(self._running.requests[-1])
+
+    def _take_back_begun(self) -> None:
+        """Also a part that was halfway through the layers: who computes may have gone on with it."""
+        if self._step.span is not None:
+            self._step.entries[-1][0].halfway = None
+        self.take_back()
 
     # -- what others may see ----------------------------------------------------------------------
 
