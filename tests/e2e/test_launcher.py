@@ -136,6 +136,7 @@ def test_check_accepts_the_projects_own_file(capsys: pytest.CaptureFixture[str])
     assert "deploy.yaml: fine (2 replicas of tiny)" in capsys.readouterr().out
 
 
+@pytest.mark.long  # a cluster of its own
 def test_failed_start_ends_with_its_reason(short_folder: Path) -> None:
     """A setting that only a replica can judge: the KV pages cannot be allocated on this machine."""
     file = deploy_file(short_folder, replicas=1, replica={"num_blocks": 1 << 30})
@@ -170,6 +171,7 @@ def test_two_deployments_side_by_side_and_the_simulated_runner(server: Server) -
         assert len(server.version()["replicas"]) == 2
 
 
+@pytest.mark.long  # a cluster of its own
 def test_a_terminal_that_closes_leaves_nothing_behind(short_folder: Path) -> None:
     """Its signal goes to the whole process group, and Ray's own processes may be gone before the launcher has
     stopped anything: nobody was left to end HAProxy, which listened on; and Serve waited 30 s for a
