@@ -151,6 +151,14 @@ def test_a_step_that_was_not_begun_leaves_the_part_where_it_was() -> None:
     assert long.num_preemptions == 0
 
 
+def test_a_part_whose_step_ran_out_of_memory_begins_with_the_first_layer() -> None:
+    """It may have gone on: memory may run out behind the layers, where tokens are drawn."""
+    engine, long = halfway()
+    assert engine.scheduler.schedule()[-1].layers == LayerSpan(2, 4, 6)
+    assert engine.scheduler.retreat()
+    assert long.halfway is None
+
+
 def test_a_part_that_is_put_back_begins_with_the_first_layer() -> None:
     engine, long = halfway()
     for _ in range(2):
