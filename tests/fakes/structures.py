@@ -6,17 +6,21 @@ import functools
 import itertools
 import json
 import random
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from transformers import AutoTokenizer
 
+from cache.messages import GenerateRequest
 from cache.structure import Structure, StructureKind
 from replica.models.tiny_model import SOURCE
 from replica.structures.compiler import compile_structure
 from replica.structures.matcher import StructureMatcher
 from replica.structures.vocabulary import StructureVocabulary
+from tests.fakes.engine import make_request
 from tests.fakes.tokenizers import CHATML_TOKENS, TAG_TOKENS, a_tokenizer
 
 END = 2  # the embedded tokenizer's end of a turn
@@ -51,6 +55,26 @@ def schema(value: object, *, is_lenient: bool = False) -> Structure:
 
 def regex(source: str) -> Structure:
     return Structure(StructureKind.REGEX, source)
+
+
+# Its first token is followed by more alternatives than the limits allow.
+TOO_WIDE = schema(
+    {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(1500)}}
+)
+
+
+class TinyDecoder:
+    """The embedded tokenizer's text, without its special tokens."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = tiny_tokenizer().decode(list(token_ids), skip_special_tokens=True)  # type: ignore[attr-defined]
+        return text
+
+
+def asked(structure: Structure, seed: int = 0, **sampling: Any) -> GenerateRequest:
+    """Nine tokens to be answered so, by default in at most 64."""
+    sampling = {"max_tokens": 64, "temperature": 1.0, **sampling}
+    return replace(make_request(f"r{seed}", range(9), seed=seed, **sampling), structure=structure)
 
 
 def follows(structure: Structure, text: str) -> bool:

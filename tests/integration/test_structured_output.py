@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import threading
 from array import array
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jsonschema
 import pytest
 
-from cache.block_hash import BlockHasher
 from cache.errors import StructureRefused
 from cache.messages import FinishReason, GenerateRequest, SamplingParams
-from cache.structure import Structure, StructureKind
+from cache.structure import Structure
 from cache.types import RequestId
-from replica.config import SimConfig
 from replica.engine.completion import Completion
-from replica.engine.engine import Engine
 from replica.engine.engine_core import EngineCore
-from replica.runners.sim_runner import SimRunner
 from replica.scheduling.answer_lengths import AnswerLengths
-from replica.structures.compiler import StructureCompiler, Structures, compile_structure
-from replica.structures.matcher import StructureMatcher
+from replica.structures.compiler import StructureCompiler, Structures
 from replica.structures.vocabulary import StructureVocabulary
 from router.openai_api.call_grammar import CallRules, calls_of
 from router.openai_api.pieces import Piece
 from router.openai_api.tool_calls import HermesReader
 from tests import model_families as families
-from tests.fakes.engine import VirtualClock, fingerprint, make_request, sim_config
-from tests.fakes.structures import END, regex, schema, tagged_tokenizer, tiny_tokenizer, tiny_vocabulary
+from tests.fakes.structures import (
+    END,
+    TinyDecoder,
+    regex,
+    schema,
+    tagged_tokenizer,
+    tiny_tokenizer,
+)
 from tests.fakes.tokenizers import TAG_TOKENS
 from tests.family_engines import SETTINGS, Runners, Setting
 from tests.model_families import FAMILIES, VOCABULARY
@@ -62,10 +60,6 @@ STRUCTURES: list[Structure | None] = [
 WARM = SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0)
 COLD = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
 ALONE = Setting("alone", prefix_caching=False)
-# Its first token is followed by more alternatives than the limits allow.
-TOO_WIDE = schema(
-    {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(1500)}}
-)
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +77,6 @@ def structures() -> Iterator[Structures]:
     compiler = StructureCompiler(vocabulary)
     yield compiler
     compiler.close()
-
-
-class _Decoder:
-    def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = tiny_tokenizer().decode(list(token_ids), skip_special_tokens=True)  # type: ignore[attr-defined]
-        return text
 
 
 def _engine(runners: Runners, structures: Structures, setting: Setting) -> EngineCore:
@@ -172,7 +160,7 @@ def test_who_is_free_beside_the_others_says_what_they_would_among_themselves(
 
 def test_what_is_said_has_the_structure(runners: Runners, structures: Structures) -> None:
     sampling = replace(WARM, max_tokens=120)
-    decoder = _Decoder()
+    decoder = TinyDecoder()
     said = _engine(runners, structures, SETTINGS[0]).complete(_requests(sampling))
     ended = [completion for completion in said if completion.finish_reason is FinishReason.STOP]
     assert len(ended) >= 2
@@ -255,202 +243,3 @@ def test_a_model_may_begin_a_call_by_the_tags_own_token(runners: Runners) -> Non
     for piece in _say_calls(runners, "plain", is_required=False, begin=[tag]):
         assert [call.name for call in piece.calls] == ["find"]
         jsonschema.validate(json.loads(piece.calls[0].arguments), RECORD)
-
-
-# -- what ends an answer: over the simulated runner, whose tokens are any -------------------------------
-
-
-def _sim(vocabulary: StructureVocabulary | None = None, **settings: Any) -> EngineCore:
-    clock = VirtualClock()
-    vocabulary = vocabulary or tiny_vocabulary()
-    config = sim_config(256, sim=SimConfig(vocab_size=vocabulary.vocab_size), **settings)
-    runner = SimRunner(
-        config.sim, block_size=config.block_size, sleep=clock.sleep, eos_token_ids=frozenset({0, END})
-    )
-    return EngineCore(
-        runner,
-        config,
-        BlockHasher(fingerprint(config.block_size)),
-        decoder=_Decoder(),
-        structures=StructureCompiler(vocabulary),
-        clock=clock,
-    )
-
-
-def _ask(structure: Structure, seed: int = 0, **sampling: Any) -> GenerateRequest:
-    sampling = {"max_tokens": 64, "temperature": 1.0, **sampling}
-    return replace(make_request(f"r{seed}", range(9), seed=seed, **sampling), structure=structure)
-
-
-def test_an_answer_that_can_go_no_further_is_complete() -> None:
-    for seed in range(10):
-        said = _sim().complete([_ask(regex("(yes|no)!"), seed, ignore_eos=True, min_tokens=60)])[0]
-        assert said.text in ("yes!", "no!")
-        assert said.finish_reason is FinishReason.STOP
-
-
-def test_what_structures_cost_is_told() -> None:
-    engine = _sim()
-    engine.complete([make_request("free", range(9), max_tokens=8)])
-    before = engine.report(epoch=1, number=1)
-    assert (before.compiled_structures, sum(before.mask_s.counts), sum(before.compile_s.counts)) == (0, 0, 0)
-    said = engine.complete([_ask(WORDS, 1), _ask(WORDS, 2)])
-    with pytest.raises(StructureRefused):
-        engine.take(_ask(regex("(")))
-    told = engine.report(epoch=1, number=2)
-    assert (told.compiled_structures, told.refused_structures) == (2, 1)  # one that both asked for
-    assert sum(told.compile_s.counts) == 2
-    # A mask for every token, those of one step together.
-    assert sum(told.mask_s.counts) == max(len(each.token_ids) for each in said)
-    assert told.mask_s.total > 0
-    assert told.compile_s.total > 0
-
-
-def test_an_answer_complete_with_its_very_last_token_was_not_cut_off() -> None:
-    said = _sim().complete([_ask(regex("yes"), max_tokens=64)])[0]
-    exact = _sim().complete([_ask(regex("yes"), max_tokens=len(said.token_ids))])[0]
-    assert (exact.text, exact.finish_reason) == ("yes", FinishReason.STOP)
-
-
-def test_an_end_may_come_where_the_structure_may_end_whatever_ignore_eos_says() -> None:
-    lengths = set()
-    for seed in range(30):
-        said = _sim().complete([_ask(regex("(ab)*"), seed, ignore_eos=True)])[0]
-        assert re.fullmatch("(ab)*", said.text)
-        lengths.add((said.finish_reason, len(said.text)))
-    assert (FinishReason.STOP, 0) in lengths
-    assert len(lengths) > 2
-
-
-def test_min_tokens_hold_the_end_back_where_there_is_another_way() -> None:
-    for seed in range(20):
-        said = _sim().complete([_ask(regex("[abc]{0,12}"), seed, min_tokens=5)])[0]
-        assert len(said.token_ids) >= 5 or len(said.text) == 12
-
-
-def test_stop_strings_and_ids_cut_an_answer_wherever_it_is() -> None:
-    letters = _sim().complete([_ask(regex("(x[abc])+"), 1, stop=("b",), max_tokens=200, min_tokens=1)])[0]
-    assert "b" not in letters.text
-    [c] = tiny_tokenizer().encode("c")  # type: ignore[attr-defined]
-    by_id = _sim().complete([_ask(regex("(x[abc])+"), 2, stop_token_ids=(c,), max_tokens=200)])[0]
-    assert c not in by_id.token_ids[:-1]
-
-
-def test_an_answer_cut_off_is_told_so() -> None:
-    said = _sim().complete([_ask(regex("a{500}"), max_tokens=7)])[0]
-    assert said.finish_reason is FinishReason.LENGTH
-    assert set(said.text) == {"a"}
-
-
-def test_a_mask_that_becomes_too_complex_fails_its_request_alone() -> None:
-    core = _sim()
-    errors, ended = {}, {}
-    for request in (
-        _ask(TOO_WIDE, 1),
-        _ask(regex("[a-z]{9}"), 2),
-        make_request("r3", range(9), max_tokens=5),
-    ):
-        core.submit(request)
-    while core.has_work:
-        for progress in core.step():
-            if progress.error is not None:
-                errors[progress.request.request_id] = progress.error
-            elif progress.is_last:
-                ended[progress.request.request_id] = progress.request.finish_reason
-    assert isinstance(errors.pop(RequestId("r1")), StructureRefused)
-    assert not errors
-    assert ended == {"r2": FinishReason.STOP, "r3": FinishReason.LENGTH}
-    assert core.stats().num_failed_steps == 0
-    assert core.stats().cache.used == 0
-
-
-def test_each_of_several_answers_has_a_place_of_its_own() -> None:
-    several = replace(_ask(regex("[abc]{3,9}"), min_tokens=4), n=5)
-    texts = [said.text for said in _sim().complete([several])]
-    assert len(texts) == 5
-    assert all(re.fullmatch("[abc]{3,9}", text) for text in texts)
-    assert len(set(texts)) > 1
-
-
-def test_the_structure_is_no_part_of_what_is_cached() -> None:
-    core = _sim(max_batched_tokens=512)
-    prompt = range(64)
-    core.complete([replace(make_request("a", prompt, max_tokens=2), structure=regex("yes"))])
-    for structure in (None, regex("no"), Structure(StructureKind.GRAMMAR, 'start: "maybe"')):
-        said = core.complete([replace(make_request("b", prompt, max_tokens=2), structure=structure)])[0]
-        assert said.cached_tokens == 60
-
-
-# -- beside the engine's thread -------------------------------------------------------------------------
-
-
-class _Gate:
-    """Compiles when it is let through."""
-
-    def __init__(self) -> None:
-        self.is_compiling = threading.Event()
-        self.opened = threading.Event()
-
-    def __call__(self, vocabulary: StructureVocabulary, structure: Structure) -> StructureMatcher:
-        self.is_compiling.set()
-        assert self.opened.wait(30)
-        return compile_structure(vocabulary, structure)
-
-
-@asynccontextmanager
-async def _running(gate: _Gate) -> AsyncIterator[Engine]:
-    config = sim_config(256, sim=SimConfig(base_s=0.0005, vocab_size=tiny_vocabulary().vocab_size))
-    structures = StructureCompiler(tiny_vocabulary(), build=gate)
-    core = EngineCore(
-        SimRunner(config.sim, block_size=config.block_size, eos_token_ids=frozenset({0, END})),
-        config,
-        BlockHasher(fingerprint(config.block_size)),
-        decoder=_Decoder(),
-        structures=structures,
-    )
-    try:
-        async with Engine(core, config) as engine:
-            yield engine
-    finally:
-        gate.opened.set()
-        structures.close()
-
-
-async def _say(engine: Engine, request: GenerateRequest) -> str:
-    return "".join([delta.text async for delta in engine.generate(request)])
-
-
-async def test_steps_wait_for_nobodys_compilation() -> None:
-    gate = _Gate()
-    async with _running(gate) as engine:
-        waiting = asyncio.create_task(_say(engine, _ask(regex("yes"))))
-        await asyncio.to_thread(gate.is_compiling.wait, 30)
-        for seed in range(5):
-            await _say(engine, make_request(f"free{seed}", range(9), max_tokens=20, seed=seed))
-        assert not waiting.done()
-        gate.opened.set()
-        assert await waiting == "yes"
-
-
-async def test_who_leaves_while_it_is_compiled_leaves_nothing() -> None:
-    gate = _Gate()
-    async with _running(gate) as engine:
-        waiting = asyncio.create_task(_say(engine, _ask(regex("yes"))))
-        await asyncio.to_thread(gate.is_compiling.wait, 30)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        gate.opened.set()
-        assert await _say(engine, _ask(regex("yes"))) == "yes"  # of the same name
-        assert engine.load().num_running == engine.load().num_waiting == 0
-
-
-async def test_a_refusal_reaches_whoever_asked() -> None:
-    gate = _Gate()
-    gate.opened.set()
-    async with _running(gate) as engine:
-        with pytest.raises(StructureRefused):
-            await _say(engine, _ask(schema({"type": "array", "uniqueItems": True})))
-        with pytest.raises(StructureRefused):
-            await _say(engine, _ask(TOO_WIDE))
-        assert await _say(engine, _ask(regex("yes"))) == "yes"
