@@ -17,12 +17,9 @@ from cache.events import Load, StepTimeModel
 from cache.prefix_cache import PrefixCache
 from cache.scheduling_order import SchedulingOrder
 from cache.types import RequestId
-from replica.errors import (
-    DeadlineExceeded,
-    NeverBegan,
-    RequestRefused,
-)
+from replica.errors import DeadlineExceeded, NeverBegan, RequestRefused
 from replica.scheduling.admission import Admission
+from replica.scheduling.deadlines import deadline_exceeded, too_late
 from replica.scheduling.entrance import Entrance
 from replica.scheduling.followers import Followers
 from replica.scheduling.going_on import NextPart
@@ -210,19 +207,12 @@ class Scheduler:
         del self._by_id[request.request_id]
 
     def expire(self) -> list[tuple[Request, DeadlineExceeded]]:
-        """Take out every request whose time has run out, waiting or running.
-
-        Or will have when its prompt is computed, by what steps take: of those that have never begun. One of
-        these is begun all the same if nobody else is here. It keeps nobody from anything, and what steps take
-        is learned from steps: believed to be too slow for every deadline, the engine would never begin again.
-        """
+        """Take out every request that has become too late, waiting or running (`deadlines.py`)."""
         now_s = self._clock()
-        late = [r for r in self if r.expires_s is not None and now_s >= _latest_s(r)]
-        if len(late) == len(self):
-            late = _without_first(late, now_s)
+        late = too_late(list(self._by_id.values()), now_s)
         for request in late:
             self._remove(request)
-        return [(r, _deadline_exceeded(r, now_s)) for r in late]
+        return [(r, deadline_exceeded(r, now_s)) for r in late]
 
     def give_up(self) -> list[tuple[Request, NeverBegan]]:
         """Take out whoever has waited for longer than anybody should and has not begun.
@@ -455,27 +445,3 @@ def _scheduled(request: Request, num_tokens: int) -> ScheduledSequence:
         logprobs=request.logprobs,
         structure=request.structure,
     )
-
-
-def _latest_s(request: Request) -> float:
-    """When it is too late for it, if nothing happens before; engine clock."""
-    assert request.expires_s is not None
-    return (
-        request.expires_s if request.admitted_s is not None else min(request.expires_s, request.starts_by_s)
-    )
-
-
-def _without_first(late: Sequence[Request], now_s: float) -> list[Request]:
-    """Without the first whose time has not run out yet, and those that follow it."""
-    in_time = [r for r in late if r.expires_s is not None and now_s < r.expires_s]
-    if not in_time:
-        return list(late)
-    first = min(in_time, key=lambda r: r.place)
-    return [r for r in late if r is not first and r not in first.followers]
-
-
-def _deadline_exceeded(request: Request, now_s: float) -> DeadlineExceeded:
-    expires_s = request.expires_s
-    assert expires_s is not None
-    prefill_s = expires_s - request.starts_by_s if now_s < expires_s else None
-    return DeadlineExceeded(expires_s - request.arrival_s, now_s - request.arrival_s, prefill_s)
