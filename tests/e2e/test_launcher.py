@@ -147,6 +147,7 @@ def test_failed_start_ends_with_its_reason(short_folder: Path) -> None:
     assert_nothing_left(short_folder)
 
 
+@pytest.mark.long  # a cluster beside another one
 @deployed(USUAL)
 def test_two_deployments_side_by_side_and_the_simulated_runner(server: Server) -> None:
     """Neither meets the other's ports, cluster or proxy; both answer; one stops alone. Router and four
