@@ -127,5 +127,6 @@ def _exporter(name: str, field: str) -> Any:
         raise ConfigError(
             field,
             name,
-            f"must be an installed OpenTelemetry exporter ({', '.join(known)}); install warmpath[otel]",
+            f"must be an installed OpenTelemetry exporter ({', '.join(known)}); "
+            "in a clone: pip install -e '.[otel]'",
         ) from error

@@ -45,7 +45,7 @@ def why_not(
 ) -> str | None:
     """Why layers of these shapes cannot be served here; None = they can. May import flash-attn."""
     if importlib.util.find_spec("flash_attn") is None:
-        return "needs the package flash-attn, which is not installed (pip install 'warmpath[gpu]')"
+        return "needs the package flash-attn, which is not installed (in a clone: pip install '.[gpu]')"
     if device.type != "cuda":
         return f"runs on CUDA devices; this one is {device}"
     capability = torch.cuda.get_device_capability(device)

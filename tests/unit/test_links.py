@@ -12,6 +12,7 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
 OTHERS = ("*.py", "*.yaml", "*.txt")
 FOLDERS = ("benchmarks", "cache", "deploy", "k8s", "loadtest", "replica", "router", "tests")
+BY_NAME = re.compile(r"warmpath\[(?=[a-z])|pip install[^\n]*[ '\"]warmpath(?=[ '\"=<>\n])")
 MENTION = re.compile(r"(?<![\w/.])(docs/[\w/-]+\.md)(?:#([\w-]+))?")
 
 
@@ -55,3 +56,11 @@ def test_documents_that_sources_name_are_there() -> None:
         for name, anchor in MENTION.findall(source.read_text()):
             missing += _missing(source, ROOT / name, anchor)
     assert missing == []
+
+
+def test_nobody_is_told_to_install_us_by_name() -> None:
+    """`warmpath` on PyPI is somebody else's: whoever lacks an extra would run a stranger's code."""
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
+    sources = (path for folder in FOLDERS for kind in OTHERS for path in (ROOT / folder).rglob(kind))
+    texts = [*pages, *sources, *ROOT.glob("*.yaml"), ROOT / "Makefile", ROOT / "Dockerfile"]
+    assert [text for text in texts if BY_NAME.search(text.read_text())] == []

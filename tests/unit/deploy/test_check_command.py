@@ -156,7 +156,7 @@ MISTAKES: dict[str, tuple[Break, str]] = {
     "brackets in what is accepted": (
         lambda c: args(c, "router").update(traces="nobodys"),
         "ConfigError in FILE: args.router.traces = 'nobodys': must be an installed OpenTelemetry exporter "
-        f"({EXPORTERS}); install warmpath[otel]",
+        f"({EXPORTERS}); in a clone: pip install -e '.[otel]'",
     ),
     "Routers' one loop": (
         lambda c: deployment(c, "Router").update(ray_actor_options={"num_cpus": 1}),

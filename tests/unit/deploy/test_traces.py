@@ -142,7 +142,7 @@ def test_nobody_traces_unless_told_to() -> None:
 def test_an_exporter_that_is_not_there_is_named_at_once() -> None:
     check_exporter(None, "args.router.traces")
     check_exporter("console", "args.router.traces")
-    with pytest.raises(ConfigError, match=r"args\.router\.traces.*'carrier-pigeon'.*warmpath\[otel\]"):
+    with pytest.raises(ConfigError, match=r"args\.router\.traces.*'carrier-pigeon'.*-e '\.\[otel\]'"):
         check_exporter("carrier-pigeon", "args.router.traces")
 
 
