@@ -39,6 +39,13 @@ def test_a_merged_key_may_be_another(load: Callable[[str], Any]) -> None:
     assert load(text)["c"] == {"x": 3, "y": 2}
 
 
+@both
+def test_the_first_of_several_merged_wins(load: Callable[[str], Any]) -> None:
+    """As YAML has it. PyYAML 6.0.4 takes the last, and of keys of one letter none that overrides."""
+    text = "a: &a {limit: 1}\nb: &b {limit: 2, room: 2}\nc: {<<: [*a, *b]}"
+    assert load(text)["c"] == {"limit": 1, "room": 2}
+
+
 def test_documents_one_by_one() -> None:
     assert strict_yaml.load_all("--- {a: 1}\n---\n--- [b]\n") == [{"a": 1}, None, ["b"]]
     assert strict_yaml.load_all("ä: 1".encode()) == [{"ä": 1}]
