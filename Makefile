@@ -11,7 +11,7 @@ JOBS   ?= 2
 ROUNDS ?= 10
 CLIENTS ?= litellm aiperf guidellm
 
-.PHONY: help serve demo ask test test-long test-broad test-drain explore test-gpu test-lowest chaos conformance clients check format bench-engine bench-gpu bench-tokenizer bench-router bench-overhead bench-placement bench-fleet bench-schedule bench-cache clean
+.PHONY: help serve demo ask test test-long test-broad test-drain explore test-gpu test-lowest test-newest chaos conformance clients check format bench-engine bench-gpu bench-tokenizer bench-router bench-overhead bench-placement bench-fleet bench-schedule bench-cache clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -63,6 +63,11 @@ test-lowest: .venv-lowest/installed ## the engine's tests on the oldest torch an
 	  $(addprefix tests/unit/benchmarks/,gpu test_transformers_engines.py) \
 	  $(LOWEST:%=tests/integration/test_%.py) $(LOWEST_LAWS:%=tests/property/test_%.py) $(ARGS)
 
+test-newest: | .venv/bin/python ## make test on the newest packages that pyproject.toml admits, without constraints.txt
+	$(BIN)/python -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[dev]'
+	$(PYTEST:$(BIN)/%=.venv-newest/bin/%) -m "not long and not gpu" $(TOGETHER) $(ARGS)
+
 chaos: .venv/dev.installed ## harm done to real deployments, held beside what is promised; ARGS="--minutes 60"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.faults $(ARGS)
 
@@ -111,7 +116,7 @@ bench-fleet: .venv/dev.installed ## policies on four real engines, Ray Serve's o
 	@OMP_NUM_THREADS=1 $(BIN)/python -m loadtest bench-fleet $(ARGS)
 
 clean: ## remove the environments and every cache
-	rm -rf .venv .venv-lowest .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache cache/native/*.so router/native/*.so
+	rm -rf .venv .venv-lowest .venv-newest .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache cache/native/*.so router/native/*.so
 
 # The interpreter is tried, not only looked up: a shim may exist for a version that is not there. PYTHON= names
 # the one to take.
