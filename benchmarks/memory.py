@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from pathlib import Path
+
+from cache import heap
 
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -22,9 +23,7 @@ def peak_bytes() -> int:
 def reset_peak() -> None:
     """Give freed memory back to the system, then start a new high-water mark."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; elsewhere nothing is held back
-    if trim is not None:
-        trim(0)
+    heap.give_back()
     CLEAR_REFS.write_text("5")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import threading
 from collections.abc import Iterator
@@ -56,3 +57,15 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def give_back() -> None:
+    """Give freed memory to the system: what many small pieces were, glibc keeps while anything lies behind.
+
+    For after work that took hundreds of megabytes; it takes a tenth of a second then.
+    """
+    if _trim is not None:
+        _trim(0)
+
+
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; elsewhere nothing is held back

@@ -26,7 +26,8 @@
         ├── PrefixNotFound           no such prefix, or somebody else's
         ├── InvalidField
         │   ├── UnsupportedParameter known to the API, not implemented here
-        │   └── PromptTooLong        names both numbers and the limit
+        │   ├── PromptTooLong        names both numbers and the limit
+        │   └── PromptFarTooLong     names the limit; nobody counted the rest
         └── NoChatTemplate           a chat was asked of a tokenizer that has no template
 
 Knows nothing of HTTP: status codes are chosen in `openai_api/errors.py`. Messages are shown to
@@ -249,6 +250,19 @@ class PromptTooLong(InvalidField):
         )
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
+        self.limit = limit
+
+
+class PromptFarTooLong(InvalidField):
+    """A part of the prompt alone does not fit the model's context: the rest is not tokenized."""
+
+    def __init__(self, limit: int, *, param: str = "messages") -> None:
+        super().__init__(
+            param,
+            f"This model's maximum context length is {limit} tokens, but the prompt has more than that "
+            "in its first part alone. Shorten the prompt.",
+            code="context_length_exceeded",
+        )
         self.limit = limit
 
 

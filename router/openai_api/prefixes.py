@@ -176,6 +176,7 @@ class Prefixes:
 
     async def _tokens(self, body: PrefixBody, salt: str, tenant: str) -> array[int]:
         """What every longer prompt that begins so begins with, as far as can be told."""
+        _, limit = self.replica_limits()
         match body.prompt:
             case str(text):
                 return await self.encoder.encode_text(
@@ -183,6 +184,7 @@ class Prefixes:
                     salt=salt,
                     tenant=tenant,
                     add_special_tokens=body.add_special_tokens is not False,
+                    limit=limit,
                 )
             case TokenPrompt(token_ids=token_ids):
                 return await self.encoder.encode_ids(token_ids, tenant=tenant, vocab_size=self.vocab_size())
@@ -192,7 +194,7 @@ class Prefixes:
         tools = [tool.for_template() for tool in body.tools]
         variables = body.template_variables(self.encoder, has_tools=bool(tools))
         alone = await self.encoder.encode_chat(
-            Chat(messages, tools, variables, assistant_is_next=False), salt=salt, tenant=tenant
+            Chat(messages, tools, variables, assistant_is_next=False), salt=salt, tenant=tenant, limit=limit
         )
         try:
             followed = await self.encoder.encode_chat(

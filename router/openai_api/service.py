@@ -135,7 +135,9 @@ class Service:
         salt = self.tenancy.salts.salt(tenant, body.cache_salt)
         variables = body.template_variables(self._encoder, has_tools=bool(tools))
         chat = Chat(messages, tools, variables)
-        prompt = await self._timed(self._encoder.encode_chat(chat, salt=salt, tenant=tenant))
+        prompt = await self._timed(
+            self._encoder.encode_chat(chat, salt=salt, tenant=tenant, limit=self.max_model_len())
+        )
         text = ChatText(body.messages, asked.session or body.prompt_cache_key)
         job = await self._job(body, form, prompt, text, salt, asked, self._unique(asked), "messages")
         new_reader = self.forms.readers(form, prompt)
@@ -255,7 +257,12 @@ class Service:
             )
         return await self._timed(
             self._encoder.encode_text(
-                prompt.text, param=param, salt=salt, tenant=tenant, add_special_tokens=add_special_tokens
+                prompt.text,
+                param=param,
+                salt=salt,
+                tenant=tenant,
+                add_special_tokens=add_special_tokens,
+                limit=self.max_model_len(),
             )
         )
 

@@ -33,6 +33,7 @@ from cache.tokenizer_decoder import TokenizerDecoder
 from cache.types import pack_tokens
 from router.errors import InvalidField, PromptsBusy
 from router.prompts.chat import Chat
+from router.prompts.long_texts import PART_CHARS, LongTexts
 from router.prompts.segment_cache import DEFAULT_CACHE_BYTES, CacheStatistics, PartlyTokenized, SegmentCache
 from router.prompts.segments import WholeOnly, segment_rule
 from router.prompts.template_check import template_fault
@@ -114,6 +115,7 @@ class PromptEncoder:
             logger.warning("tokenizing whole prompts", extra={"tokenizer": name, "reason": rule.reason})
         else:
             self._cache = SegmentCache(rule, cache_bytes)
+        self._long_texts = LongTexts(self._num_tokens)
 
     @classmethod
     def load(
@@ -168,28 +170,39 @@ class PromptEncoder:
         rendered: str = self._templates.apply(chat, tokenize=False)
         return rendered
 
-    def chat(self, chat: Chat, *, salt: str = "") -> array[int]:
+    def chat(self, chat: Chat, *, salt: str = "", limit: int | None = None) -> array[int]:
         """Token ids of a chat: those of `render`'s text.
 
-        salt: whose prompt it is; what was tokenized under another salt is tokenized again.
-        Raises what `render` raises.
+        salt: whose prompt it is; what was tokenized under another salt is tokenized again. limit: tokens that
+        fit the model; what is far longer is not tokenized to its end.
+        Raises what `render` raises, and PromptFarTooLong.
         """
-        if self._cache is None:
+        if self._cache is None and chat.num_chars(PART_CHARS) <= PART_CHARS:
             return self._packed(self._templates.apply(chat, tokenize=True), "messages")
-        return self._finish_chat(self._cache.begin(self.render(chat), salt))
+        rendered = self.render(chat)
+        with only_what_renders(), self._long_texts.turn(rendered, limit, "messages"):
+            if self._cache is None:
+                return self._packed(self._templates.apply(chat, tokenize=True), "messages")
+            return self._finish_chat(self._cache.begin(rendered, salt))
 
     def text(
-        self, text: str, *, param: str = "prompt", salt: str = "", add_special_tokens: bool = True
+        self,
+        text: str,
+        *,
+        param: str = "prompt",
+        salt: str = "",
+        add_special_tokens: bool = True,
+        limit: int | None = None,
     ) -> array[int]:
         """Token ids of a text, with the special tokens its tokenizer adds by default, or without.
 
-        salt: as in `chat`. Raises InvalidField.
+        salt, limit: as in `chat`. Raises InvalidField, of which PromptFarTooLong is one.
         """
-        if self._cache is not None:
-            return self._finish_text(self._cache.begin(text, salt), param, add_special_tokens)
-        with _only_unicode(param):
+        with _only_unicode(param), self._long_texts.turn(text, limit, param):
+            if self._cache is not None:
+                return self._finish_text(self._cache.begin(text, salt), param, add_special_tokens)
             ids = self._tokenizer(text, verbose=False, add_special_tokens=add_special_tokens)["input_ids"]
-        return self._packed(ids, param)
+            return self._packed(ids, param)
 
     def ids(
         self, token_ids: Sequence[object], *, param: str = "prompt", vocab_size: int | None = None
@@ -250,12 +263,14 @@ class PromptEncoder:
 
     # --- in an event loop ---------------------------------------------------------------------
 
-    async def encode_chat(self, chat: Chat, *, salt: str = "", tenant: str = "") -> array[int]:
+    async def encode_chat(
+        self, chat: Chat, *, salt: str = "", tenant: str = "", limit: int | None = None
+    ) -> array[int]:
         """`chat`, on a thread if it is long or much of it is new. tenant: whose turn it takes there."""
         size = chat.num_chars(RENDER_OFFLOAD_CHARS)
         is_long = size > RENDER_OFFLOAD_CHARS or len(chat.messages) > RENDER_OFFLOAD_MESSAGES
         if self._cache is None or is_long:
-            return await self.soon(size, tenant, lambda: self.chat(chat, salt=salt))
+            return await self.soon(size, tenant, lambda: self.chat(chat, salt=salt, limit=limit))
         begun = self._cache.begin(self.render(chat), salt)
         return await self.soon(begun.missing_chars, tenant, lambda: self._finish_chat(begun))
 
@@ -267,13 +282,16 @@ class PromptEncoder:
         salt: str = "",
         tenant: str = "",
         add_special_tokens: bool = True,
+        limit: int | None = None,
     ) -> array[int]:
         """`text`, on a thread if it is long or much of it is new. tenant: as in `encode_chat`."""
         if self._cache is None or len(text) > RENDER_OFFLOAD_CHARS:
             return await self.soon(
                 len(text),
                 tenant,
-                lambda: self.text(text, param=param, salt=salt, add_special_tokens=add_special_tokens),
+                lambda: self.text(
+                    text, param=param, salt=salt, add_special_tokens=add_special_tokens, limit=limit
+                ),
             )
         begun = self._cache.begin(text, salt)
         return await self.soon(
@@ -303,6 +321,10 @@ class PromptEncoder:
         return await self._on_thread(tenant, job)
 
     # --- the parts ----------------------------------------------------------------------------
+
+    def _num_tokens(self, text: str) -> int:
+        """Of a text, nothing added; nothing of it is kept."""
+        return len(self._tokenizer(text, verbose=False, add_special_tokens=False)["input_ids"])
 
     async def _on_thread(self, tenant: str, job: Callable[[], T]) -> T:
         """What it returns or raises. Whoever gives up waiting for it gives its place up, too."""

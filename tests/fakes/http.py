@@ -61,9 +61,11 @@ class ByteTokenizer:
     def convert_ids_to_tokens(self, token_ids: Sequence[int]) -> list[str]:
         return [chr(0x100 + token_id) for token_id in token_ids]
 
-    def apply_chat_template(self, messages: Sequence[dict[str, Any]], **_kwargs: Any) -> list[int]:
-        lines = "".join(f"{message['role']}:{message['content']}\n" for message in messages)
-        return list((lines + "assistant:").encode())
+    def apply_chat_template(
+        self, messages: Sequence[dict[str, Any]], *, tokenize: bool = True, **_kwargs: Any
+    ) -> list[int] | str:
+        lines = "".join(f"{message['role']}:{message['content']}\n" for message in messages) + "assistant:"
+        return list(lines.encode()) if tokenize else lines
 
 
 def a_replica_info(**changes: Any) -> ReplicaInfo:

@@ -33,6 +33,7 @@ EXAMPLES = [
     errors.InvalidField("top_p", "'top_p' must be between 0 and 1."),
     errors.UnsupportedParameter("logprobs"),
     errors.PromptTooLong(5000, 100, 4096),
+    errors.PromptFarTooLong(4096, param="prompt"),
     errors.PrefixDoesNotFit(needed=12, left=3, copies=2, num_held=1),
     errors.PrefixLimitReached("tokens", needed=512, left=100, limit=4096),
     errors.PrefixCachingOff(),

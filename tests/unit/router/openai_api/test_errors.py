@@ -21,6 +21,7 @@ SECRET = "a secret prompt"
         (errors.InvalidField("stop", "no"), 400, "invalid_value", "invalid"),
         (errors.UnsupportedParameter("n"), 400, "unsupported_parameter", "invalid"),
         (errors.PromptTooLong(9, 1, 8), 400, "context_length_exceeded", "invalid"),
+        (errors.PromptFarTooLong(8), 400, "context_length_exceeded", "invalid"),
         (errors.NoChatTemplate("t"), 400, "no_chat_template", "invalid"),
         (errors.UnknownModel("m"), 404, "model_not_found", "not_found"),
         (errors.BodyTooLarge(1), 413, "body_too_large", "invalid"),

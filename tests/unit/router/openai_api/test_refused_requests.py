@@ -111,6 +111,28 @@ async def test_too_long_a_prompt_names_both_numbers(router: RouterUnderTest, pro
     assert "200 tokens" in error["message"]
 
 
+FAR_TOO_LONG = "x" * 70_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": FAR_TOO_LONG}]}, "messages"),
+        ("/v1/completions", {"prompt": ["a", FAR_TOO_LONG]}, "prompt[1]"),
+        ("/v1/prefixes", {"prompt": FAR_TOO_LONG}, "prompt"),
+        ("/v1/prefixes", {"messages": [{"role": "user", "content": FAR_TOO_LONG}]}, "messages"),
+    ],
+)
+async def test_what_is_far_too_long_is_not_tokenized_to_its_end(
+    router: RouterUnderTest, path: str, body: dict[str, Any], param: str
+) -> None:
+    answer = await router.client.post(path, json={"model": MODEL, **body})
+    assert answer.status_code == 400
+    error = error_of(answer)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert "200 tokens, but the prompt has more than that in its first part alone" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
