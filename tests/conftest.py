@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import ssl
+import sys
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -100,6 +101,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def make_room() -> None:
     """Once in a process."""
     os.nice(BESIDE_CLUSTERS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def services_may_go() -> Iterator[None]:
+    """FastAPI remembers what kind of function each endpoint is, and with it the service that it belongs to:
+    hundreds of them, each with its index and its bodies, were 6 GB in a process."""
+    yield
+    if kinds := sys.modules.get("fastapi.dependencies.models"):
+        for each in vars(kinds).values():
+            if isinstance(each, functools._lru_cache_wrapper):
+                each.cache_clear()
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)
