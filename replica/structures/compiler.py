@@ -26,7 +26,8 @@ from cache.structure import GrammarLimits, Structure
 from replica.structures.matcher import StructureMatcher
 from replica.structures.vocabulary import StructureVocabulary
 
-MAX_KEPT = 64  # compiled structures; with the states its text has visited one may reach 30 MB
+MAX_KEPT = 64  # compiled structures, of 0.1 MB and up to 150 bytes for each character of their sources
+MAX_KEPT_CHARS = 1 << 20  # of all sources: so 160 MB
 MAX_PENDING = 64  # structures to compile: more are refused as busy
 COMPILE_LIMIT_S = 5.0
 NUM_THREADS = 2  # so that one that takes long does not keep everybody's waiting; tenants take turns at them
@@ -106,6 +107,7 @@ class StructureCompiler:
         vocabulary: StructureVocabulary,
         *,
         max_kept: int = MAX_KEPT,
+        max_kept_chars: int = MAX_KEPT_CHARS,
         limit_s: float = COMPILE_LIMIT_S,
         build: Callable[[StructureVocabulary, Structure], StructureMatcher] | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -115,6 +117,7 @@ class StructureCompiler:
         """
         self._vocabulary = vocabulary
         self._max_kept = max_kept
+        self._max_kept_chars = max_kept_chars
         self._limit_s = limit_s
         self._build = build or compile_structure
         self._threads = FairThreads(
@@ -123,6 +126,7 @@ class StructureCompiler:
         self._clock = clock
         self._lock = threading.Lock()  # guards all below
         self._asked: OrderedDict[tuple[str, Structure], _Asked] = OrderedDict()
+        self._num_chars = 0  # of their sources
         self._num_compiled = self._num_refused = 0
         self._compile_s = Tally(COMPILE_BOUNDS_S)
 
@@ -174,12 +178,14 @@ class StructureCompiler:
         with self._lock:
             known = self._asked.get(key)
             if known is None or known.compiled.cancelled():
-                known = _Asked()
+                is_new, known = known is None, _Asked()
                 known.compiled = self._threads.submit(tenant, partial(self._compile, structure, known))
                 self._asked[key] = known
+                self._num_chars += len(structure.source) if is_new else 0
             self._asked.move_to_end(key)
-            while len(self._asked) > self._max_kept:
-                self._asked.popitem(last=False)
+            while len(self._asked) > self._max_kept or self._num_chars > self._max_kept_chars:
+                (_, oldest), _ = self._asked.popitem(last=False)
+                self._num_chars -= len(oldest.source)
         return known
 
     def _compile(self, structure: Structure, asked: _Asked) -> StructureMatcher:

@@ -44,8 +44,12 @@ def build() -> Iterator[Counting]:
     counting.gate.set()
 
 
-def _compiler(build: Counting, *, max_kept: int = 4, limit_s: float = 20.0) -> StructureCompiler:
-    return StructureCompiler(tiny_vocabulary(), max_kept=max_kept, limit_s=limit_s, build=build)
+def _compiler(
+    build: Counting, *, max_kept: int = 4, max_kept_chars: int = 10_000, limit_s: float = 20.0
+) -> StructureCompiler:
+    return StructureCompiler(
+        tiny_vocabulary(), max_kept=max_kept, max_kept_chars=max_kept_chars, limit_s=limit_s, build=build
+    )
 
 
 async def test_twins_wait_for_one_compilation_which_is_on_no_callers_thread(build: Counting) -> None:
@@ -92,6 +96,15 @@ async def test_the_least_recently_asked_for_is_forgotten(build: Counting) -> Non
     for source in ("a", "b", "a", "c", "a", "b"):
         await compiler.begin_soon(regex(source))
     assert [structure.source for structure in build.calls] == ["a", "b", "c", "b"]
+
+
+async def test_so_it_is_where_sources_are_long(build: Counting) -> None:
+    """Compiled they take memory by their length: 64 of the longest were more than half a gigabyte."""
+    compiler = _compiler(build, max_kept=8, max_kept_chars=6)
+    for source in ("aaa", "bb", "aaa", "cc", "aaa", "bb", "d" * 9, "d" * 9, "aaa"):
+        await compiler.begin_soon(regex(source))
+    called = [structure.source for structure in build.calls]
+    assert called == ["aaa", "bb", "cc", "bb", "d" * 9, "d" * 9, "aaa"]
 
 
 async def test_who_takes_too_long_is_refused_and_not_compiled_again(build: Counting) -> None:
