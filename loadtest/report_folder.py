@@ -35,6 +35,13 @@ def check_folder(folder: Path, option: str = "--out") -> None:
                 each.rmdir()
 
 
+def remove_earlier(folder: Path, *patterns: str) -> None:
+    """Files of an earlier run, which would pass for this one's, whatever becomes of these. Raises OSError."""
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def reporting(folder: Path) -> Iterator[None]:
     """For what writes into it, when all has been printed that a disk without room must not cost.

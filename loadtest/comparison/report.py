@@ -11,7 +11,7 @@ from loadtest.comparison.page import page
 from loadtest.comparison.results import Results, write
 from loadtest.comparison.tables import tables
 from loadtest.placement.errors import NoPlots, NotWritten
-from loadtest.report_folder import reporting, write_whole
+from loadtest.report_folder import remove_earlier, reporting, write_whole
 
 JSON, MARKDOWN, PAGE = "results.json", "report.md", "report.html"
 
@@ -64,12 +64,7 @@ def report(results: Results, folder: Path, console: Console, *, with_plots: bool
 
 def _write(results: Results, folder: Path, *, with_plots: bool) -> None:
     """Raises OSError."""
-    for name in (
-        JSON,
-        MARKDOWN,
-        PAGE,
-    ):  # whatever becomes of these: an earlier run's would pass for this one's
-        (folder / name).unlink(missing_ok=True)
+    remove_earlier(folder, JSON, MARKDOWN, PAGE)
     write(folder / JSON, results)
     write_whole(folder / MARKDOWN, markdown(results).encode())
     if with_plots:

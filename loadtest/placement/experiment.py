@@ -19,7 +19,16 @@ from loadtest.placement.errors import NoPlots
 from loadtest.placement.grid import Grid
 from loadtest.placement.policy_choice import DEFAULT, PolicyChoice
 from loadtest.placement.progress import GridProgress
-from loadtest.placement.report import groups, of_recording, print_tables, tables, told_too_late, write_report
+from loadtest.placement.report import (
+    AGAINST_LOAD,
+    BESIDE_IDEAL,
+    groups,
+    of_recording,
+    print_tables,
+    tables,
+    told_too_late,
+    write_report,
+)
 from loadtest.placement.store import ResultStore
 from loadtest.placement.suites import GridSpec
 from loadtest.placement.summary import WARM_UP_SHARE
@@ -149,8 +158,8 @@ def load_plots() -> Any:
 def _draw(plots: Any, comparison: Comparison, folder: Path) -> None:
     for label, part in groups(comparison):
         name = _file_name(label)
-        plots.plot_against_load(part, IDEAL_CHOICE, label, folder / f"{name}-against-load.png")
-        plots.plot_beside_ideal(part, IDEAL_CHOICE, label, folder / f"{name}-beside-ideal.png")
+        plots.plot_against_load(part, IDEAL_CHOICE, label, folder / f"{name}{AGAINST_LOAD}")
+        plots.plot_beside_ideal(part, IDEAL_CHOICE, label, folder / f"{name}{BESIDE_IDEAL}")
 
 
 def _file_name(label: str) -> str:

@@ -16,9 +16,10 @@ from loadtest.placement.experiment import Output, load_plots
 from loadtest.placement.plan import Fleet, Plan, PlanRequest, WholeTrace, curve_points, make_plan
 from loadtest.placement.report import of_recording, print_tables
 from loadtest.placement.stretch import Stretch
-from loadtest.report_folder import reporting, write_whole
+from loadtest.report_folder import remove_earlier, reporting, write_whole
 from loadtest.text_table import TextTable
 
+JSON, HIT_RATE = "plan.json", "hit-rate.png"
 SHARES = (0.5, 0.8, 0.9, 0.95, 1.0)  # of the hits that a cache without bound would have
 
 
@@ -36,9 +37,10 @@ def run_plan(request: PlanRequest, output: Output, console: Console) -> None:
         _tell(request, plan, plan.best, console)
     folder = output.report
     with reporting(folder):
-        write_whole(folder / "plan.json", f"{json.dumps(document(request, plan), indent=1)}\n".encode())
+        remove_earlier(folder, JSON, HIT_RATE)
+        write_whole(folder / JSON, f"{json.dumps(document(request, plan), indent=1)}\n".encode())
         if plots is not None and is_reused:
-            plots.plot_hit_rate(*curve_points(plan.curve), plan.trace.name, folder / "hit-rate.png")
+            plots.plot_hit_rate(*curve_points(plan.curve), plan.trace.name, folder / HIT_RATE)
     console.print(
         f"Figures{' and plot' if plots is not None and is_reused else ''}: {folder}", soft_wrap=True
     )

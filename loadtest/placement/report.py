@@ -15,9 +15,12 @@ from loadtest.placement.comparison import Comparison, Measure, Versus, mean_ttft
 from loadtest.placement.policy_choice import PolicyChoice
 from loadtest.placement.suites import Setting
 from loadtest.placement.summary import LENGTH_LABELS, CellSummary
-from loadtest.report_folder import write_whole
+from loadtest.report_folder import remove_earlier, write_whole
 from loadtest.text_table import TextTable
 from loadtest.workloads.request import Workload
+
+MARKDOWN, JSON = "report.md", "results.json"
+AGAINST_LOAD, BESIDE_IDEAL = "-against-load.png", "-beside-ideal.png"  # ends of plots' names
 
 
 def tables(comparison: Comparison, ideal: PolicyChoice, ours: Sequence[PolicyChoice]) -> list[TextTable]:
@@ -92,12 +95,14 @@ def print_tables(found: Sequence[TextTable], console: Console) -> None:
 def write_report(
     folder: Path, found: Sequence[TextTable], comparison: Comparison, conditions: Mapping[str, Any]
 ) -> None:
-    """report.md and results.json: the same tables, and every cell's summary. Raises OSError."""
+    """report.md and results.json: the same tables, and every cell's summary; in the place of all that an
+    earlier report left in the folder. Raises OSError."""
+    remove_earlier(folder, MARKDOWN, JSON, f"*{AGAINST_LOAD}", f"*{BESIDE_IDEAL}")
     head = "\n".join(f"- {name}: {value}" for name, value in conditions.items())
     body = "\n\n".join(table.markdown() for table in found)
-    write_whole(folder / "report.md", f"# Placement policies\n\n{head}\n\n{body}\n".encode())
+    write_whole(folder / MARKDOWN, f"# Placement policies\n\n{head}\n\n{body}\n".encode())
     document = {"conditions": dict(conditions), "cells": list(_cells(comparison))}
-    write_whole(folder / "results.json", f"{json.dumps(document, indent=1)}\n".encode())
+    write_whole(folder / JSON, f"{json.dumps(document, indent=1)}\n".encode())
 
 
 def _cells(comparison: Comparison) -> Iterator[dict[str, Any]]:

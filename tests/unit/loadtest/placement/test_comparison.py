@@ -129,6 +129,14 @@ class TestReport:
         assert {cell["policy"] for cell in document["cells"]} == {"ideal", "expected_time", "round_robin"}
         assert "- seeds: 0, 1, 2" in (tmp_path / "new" / "report.md").read_text()
 
+    def test_what_an_earlier_report_left_is_not_beside_a_later_one(self, tmp_path: Path) -> None:
+        """Its plots stayed beside tables of other policies where --no-plots was asked for."""
+        for name in ("report.md", "made-against-load.png", "made-beside-ideal.png", "mine.png"):
+            (tmp_path / name).write_text("of yesterday")
+        write_report(tmp_path, [], comparison(), {})
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.png", "report.md", "results.json"]
+        assert (tmp_path / "report.md").read_text() != "of yesterday"
+
     def test_pictures_are_drawn(self, tmp_path: Path) -> None:
         from loadtest.placement import plots
 

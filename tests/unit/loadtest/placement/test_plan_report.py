@@ -91,6 +91,8 @@ def test_nothing_reused_is_said_and_not_drawn(
 ) -> None:
     Path(request_.trace.source).write_text(LINE % 0 + (LINE % 3000).replace("[1, 2]", "[3, 4]"))
     monkeypatch.setattr(plan_report, "make_plan", lambda request, num_workers: planned(request))
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "hit-rate.png").write_text("of yesterday")
     said = StringIO()
     run_plan(request_, Output(report=tmp_path / "report"), Console(file=said, width=200))
     assert "Nothing is ever reused" in said.getvalue()
