@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.client.errors import ClientError
 from loadtest.commands.options import trace_of
 from loadtest.comparison.conditions import conditions
 from loadtest.comparison.contender import (
@@ -21,7 +20,6 @@ from loadtest.comparison.contender import (
     read_contender,
 )
 from loadtest.comparison.deployment import START_LIMIT_S, Deployment, check, check_environment
-from loadtest.comparison.errors import ComparisonError
 from loadtest.comparison.experiment import Experiment, Start, check_windows
 from loadtest.comparison.plan import Cell, Plan, Search
 from loadtest.comparison.progress import ComparisonProgress, expected_s, in_words
@@ -31,7 +29,6 @@ from loadtest.open_loop.tally import Targets
 from loadtest.placement import arguments as read
 from loadtest.placement.errors import BadRequest, NotWritten, Stopped
 from loadtest.report_folder import check_folder
-from loadtest.workloads.errors import WorkloadError
 from loadtest.workloads.generators import GENERATORS
 from loadtest.workloads.reference import WorkloadRef
 
@@ -225,7 +222,7 @@ def carry_out(plan: Plan, options: argparse.Namespace, console: Console, command
         experiment = Experiment(plan, _started(options.start_limit, console), progress, conditions(command))
         try:
             results = experiment.run()
-        except (ComparisonError, ClientError, WorkloadError) as error:
+        except Exception as error:
             progress.__exit__(None, None, None)
             if experiment.results.runs:
                 try:

@@ -21,6 +21,12 @@ def caveats(results: Results) -> list[str]:
     return [told for caveat in _CAVEATS if (told := caveat(results)) is not None]
 
 
+def _ended(results: Results) -> str | None:
+    if not results.ended_by:
+        return None
+    return f"Ended by an error before the end: only what ran is shown. {results.ended_by}"
+
+
 def _stopped(results: Results) -> str | None:
     if not results.was_stopped:
         return None
@@ -120,6 +126,7 @@ def _one_repeat(results: Results) -> str | None:
 
 
 _CAVEATS: tuple[Callable[[Results], str | None], ...] = (  # in the order told
+    _ended,
     _stopped,
     _client_was_late,
     _many_failed,

@@ -55,9 +55,11 @@ class Experiment:
     _runs: list[Run] = field(default_factory=list)
     _found: list[Found] = field(default_factory=list)
     _was_stopped: bool = False
+    _ended_by: str = ""
 
     def run(self) -> Results:
-        """Raises DeploymentFailed, NoAnswers, ClientError or WorkloadError; `results` has what ran before."""
+        """Raises DeploymentFailed, NoAnswers, ClientError or WorkloadError; `results` has what ran before,
+        whatever is raised."""
         try:
             for repeat, contender in self.plan.order():
                 self.observer.starting(contender.label, repeat)
@@ -65,6 +67,9 @@ class Experiment:
                     self._visit(contender, repeat, Endpoint.find(url))
         except KeyboardInterrupt:
             self._was_stopped = True
+        except Exception as error:
+            self._ended_by = (str(error) or type(error).__name__).partition("\n")[0]
+            raise
         return self.results
 
     @property
@@ -77,6 +82,7 @@ class Experiment:
             runs=tuple(self._runs),
             found=tuple(self._found),
             was_stopped=self._was_stopped,
+            ended_by=self._ended_by,
         )
 
     def _visit(self, contender: Contender, repeat: int, endpoint: Endpoint) -> None:

@@ -55,6 +55,7 @@ class Results:
     runs: tuple[Run, ...] = ()
     found: tuple[Found, ...] = ()
     was_stopped: bool = False
+    ended_by: str = ""  # the error that ended it before its end
     version: int = field(default=VERSION)
 
     @property

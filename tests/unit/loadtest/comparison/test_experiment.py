@@ -16,7 +16,7 @@ from rich.console import Console
 from loadtest.__main__ import main
 from loadtest.client.answer import Answer, Failure
 from loadtest.client.endpoint import Endpoint
-from loadtest.client.errors import ClientError, Unreachable
+from loadtest.client.errors import Unreachable
 from loadtest.commands import serving
 from loadtest.comparison import experiment as module
 from loadtest.comparison.caveats import caveats
@@ -242,9 +242,16 @@ def test_what_was_stopped_before_an_answer_is_no_run(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("error", [Unreachable("http://b", "gone"), WorkloadError("no window")])
-def test_whatever_ends_it_early_the_report_has_what_ran(
-    error: ClientError | WorkloadError, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unreachable("http://b", "gone"),
+        WorkloadError("no window"),
+        OSError(28, "No space left on device", "/tmp/wp1"),
+    ],
+)
+def test_whatever_ends_it_early_the_report_has_what_ran_and_says_so(
+    error: Exception, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def find(url: str, **_: object) -> Endpoint:
         if url == "http://b":
@@ -259,7 +266,9 @@ def test_whatever_ends_it_early_the_report_has_what_ran(
         serving.carry_out(plan(), options, Console(file=io.StringIO()), ["compare"])
     assert servers.running is None
     assert [run.contender for run in read(tmp_path / "out" / "results.json").runs] == ["a"]
-    assert "- seeds: 7\n" in (tmp_path / "out" / "report.md").read_text()
+    told = (tmp_path / "out" / "report.md").read_text()
+    assert "- seeds: 7\n" in told
+    assert told.startswith(f"**Ended by an error before the end: only what ran is shown. {error}**")
 
 
 def test_what_ended_it_is_told_beside_a_report_that_cannot_be_written(
