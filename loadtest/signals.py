@@ -1,12 +1,16 @@
-"""SIGTERM and SIGHUP as Ctrl-C: whoever ends a process that started others ends these with it.
+"""SIGTERM and SIGHUP as Ctrl-C: whoever ends a process that started others ends these with it, and they leave
+that to it.
 
 Knows signals and terminals; what is stopped on Ctrl-C, and what is kept, is its callers' affair.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from types import FrameType
 
 _STREAMS = (1, 2)
@@ -37,3 +41,15 @@ def stop_on_signals() -> None:
     signal.signal(signal.SIGTERM, interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, interrupt)
+
+
+@contextlib.contextmanager
+def deaf_children() -> Iterator[None]:
+    """Processes started inside never hear SIGINT and SIGHUP, which a terminal sends to all: they are to be
+    ended by whoever started them."""
+    resource_tracker.ensure_running()  # when it starts it unblocks SIGINT here
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -14,15 +14,17 @@ import random
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Self
 
 from cache.block_hash import BlockHasher
+from cache.counted import counted
 from cache.messages import GenerateRequest, ReplicaInfo, SamplingParams
 from cache.types import BlockHash, ReplicaId, RequestId
+from loadtest.signals import deaf_children
 from loadtest.simulation.errors import FleetFailed
 from loadtest.simulation.real_replica import (
     Finished,
@@ -75,7 +77,8 @@ class RealFleet:
                 name=f"replica {number}",
                 daemon=True,
             )
-            process.start()
+            with deaf_children():
+                process.start()
             theirs.close()
             self._replicas.append(_Replica(ReplicaId(f"r{number}"), process, ours))
         await asyncio.gather(*(replica.wait_until_ready() for replica in self._replicas))
@@ -165,25 +168,36 @@ class _Replica:
 
     def send(self, request: GenerateRequest, call: _Call | _Copy) -> None:
         self._calls[request.request_id] = call
-        self._pipe.send(request)
+        self._say(request)
 
     def stretch(self, factor: float) -> None:
-        self._pipe.send(Stretch(factor))
+        self._say(Stretch(factor))
 
     async def steps(self) -> Steps:
         self._steps = asyncio.get_running_loop().create_future()
-        self._pipe.send(TellSteps())
+        self._say(TellSteps())
         return await self._steps
 
     async def aclose(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pipe.fileno())
         if self._process.is_alive():
-            self._pipe.send(Stop())
+            with suppress(FleetFailed):
+                self._say(Stop())
             await asyncio.to_thread(self._process.join, 30.0)
         if self._process.is_alive():
             self._process.terminate()
             await asyncio.to_thread(self._process.join, 10.0)
         self._pipe.close()
+
+    def _say(self, message: object) -> None:
+        """Raises FleetFailed."""
+        try:
+            self._pipe.send(message)
+        except BrokenPipeError:
+            raise self._died() from None
+
+    def _died(self) -> FleetFailed:
+        return FleetFailed(f"{self._process.name} has died")
 
     def _read(self) -> None:
         try:
@@ -191,7 +205,7 @@ class _Replica:
                 self._take(self._pipe.recv())
         except (EOFError, ConnectionResetError):
             asyncio.get_running_loop().remove_reader(self._pipe.fileno())
-            self._fail(FleetFailed(f"{self._process.name} has died"))
+            self._fail(self._died())
 
     def _take(self, message: object) -> None:
         match message:
@@ -209,6 +223,7 @@ class _Replica:
         for future in (self._ready, self._steps, *(call.ended for call in self._calls.values())):
             if future is not None and not future.done():
                 future.set_exception(error)
+                future.exception()  # as if it was looked at: nobody may wait for it yet, or any more
         self._calls.clear()
 
 
@@ -349,7 +364,7 @@ class _Router:
 
 
 async def _send(workload: Workload, routers: Sequence[_Router], rng: random.Random) -> list[_Call]:
-    """Each request when it is due, to a router at random; until the last token of all."""
+    """Each request when it is due, to a router at random; until the last token of all. Raises FleetFailed."""
     vocab_size = routers[0].vocab_size
     prompts = [token_ids(work, workload.block_tokens, vocab_size) for work in workload.requests]
     calls: list[_Call] = []
@@ -358,7 +373,13 @@ async def _send(workload: Workload, routers: Sequence[_Router], rng: random.Rand
         due_s = began_s + work.arrival_s
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         calls.append(rng.choice(routers).take(number, work, prompt, due_s))
-    await asyncio.wait_for(asyncio.gather(*(call.ended for call in calls)), END_TIMEOUT_S)
+    ended = [call.ended for call in calls]
+    done, waiting = await asyncio.wait(ended, timeout=END_TIMEOUT_S, return_when=asyncio.FIRST_EXCEPTION)
+    for each in done:
+        each.result()
+    if waiting:
+        told = counted(len(waiting), "request")
+        raise FleetFailed(f"{told} had not ended {END_TIMEOUT_S:g} s after the last one came")
     return calls
 
 

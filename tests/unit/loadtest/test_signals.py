@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.signals import deaf_children
 from tests.fakes.starting import beginning
 
 ROOT = Path(__file__).parents[3]
@@ -103,3 +104,13 @@ def test_a_terminal_that_is_closed_takes_nothing_with_it(tmp_path: Path) -> None
         os.close(ours)
         assert process.wait(60) == 0
     assert (tmp_path / "kept").read_text() == "kept"
+
+
+def test_children_are_deaf_from_their_start_and_whoever_starts_them_is_not() -> None:
+    """One that was still importing what it runs ended in a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    script = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
+    with deaf_children():
+        told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert told.stdout == f"{sorted([*before, signal.SIGINT, signal.SIGHUP])}\n"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
