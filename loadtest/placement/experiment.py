@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,7 @@ def run_grid(spec: GridSpec, output: Output, console: Console) -> Comparison:
 
     Raises as `Grid.run`, and before anything runs WorkloadError for a trace that cannot be read.
     """
+    spec = replace(spec, workloads=tuple(workload.as_it_is() for workload in spec.workloads))
     for workload in spec.workloads:
         source = workload.open()  # else every cell's process would find out for itself
         if isinstance(source, TraceSource) and (told := of_recording(source.trace)):

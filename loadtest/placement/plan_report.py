@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -24,9 +24,10 @@ SHARES = (0.5, 0.8, 0.9, 0.95, 1.0)  # of the hits that a cache without bound wo
 
 
 def run_plan(request: PlanRequest, output: Output, console: Console) -> None:
-    """Raises PlacementError if no fleet keeps the promise, after the tables that show why; NotWritten when
-    all has been printed."""
+    """Raises WorkloadError, as `make_plan` and for a trace that changes meanwhile; PlacementError if no fleet
+    keeps the promise, after the tables that show why; NotWritten when all has been printed."""
     plots = load_plots() if output.with_plots else None
+    request = replace(request, trace=request.trace.as_it_is())
     with Progress(SpinnerColumn(), TextColumn("simulating fleets"), TimeElapsedColumn(), console=console):
         plan = make_plan(request, output.num_workers)
     print_tables(tables(request, plan), console)
@@ -76,7 +77,7 @@ def document(request: PlanRequest, plan: Plan) -> dict[str, object]:
     return {
         "request": {
             "trace": trace.source,
-            "trace_sha256": trace.content_digest(),
+            "trace_sha256": trace.digest,
             "spread_ticks": trace.spread_ticks,
             "ttft_p99_s": request.ttft_p99_s,
             "cache_tokens": request.cache_tokens,

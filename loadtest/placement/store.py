@@ -29,7 +29,6 @@ class ResultStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._contents: dict[str, str] = {}  # digest of each workload's file, read once
 
     @property
     def folder(self) -> Path:
@@ -37,10 +36,7 @@ class ResultStore:
 
     def path(self, spec: CellSpec) -> Path:
         """Where the result is or would be."""
-        source = spec.workload.source
-        if source not in self._contents:
-            self._contents[source] = spec.workload.content_digest()
-        parts = (spec.digest(), self._contents[source], code_version(spec.policy))
+        parts = (spec.digest(), code_version(spec.policy))
         return self._folder / f"{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:32]}.npz"
 
     def load(self, spec: CellSpec) -> CellResult | None:

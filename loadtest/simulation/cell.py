@@ -95,7 +95,7 @@ class CellSpec:
                 raise ValueError(f"{name} = {getattr(self, name)} are not sorted by name")
 
     def digest(self) -> str:
-        """Names the cell in a store of results. The workload's content is the caller's to add."""
+        """Names the cell in a store of results: with a trace's content where its workload is `as_it_is`."""
         return hashlib.sha256(f"{RESULT_VERSION} {self!r}".encode()).hexdigest()[:32]
 
 

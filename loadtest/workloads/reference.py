@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from loadtest.workloads.errors import WorkloadError
+from loadtest.workloads.errors import TraceError, WorkloadError
 from loadtest.workloads.generator_source import GeneratorSource
 from loadtest.workloads.generators import GENERATORS, make_generator
 from loadtest.workloads.load import Source
@@ -31,6 +31,7 @@ class WorkloadRef:
     parameters: tuple[tuple[str, float], ...] = ()  # of a generator: those that differ from its defaults
     num_requests: int = DEFAULT_REQUESTS  # in the window, those that only warm the caches included
     spread_ticks: bool = False  # of a trace: its arrivals as `ticks.py` spreads them, not as published
+    digest: str = ""  # of the trace file as it was first seen: who reads another later refuses it; "" = any
 
     def __post_init__(self) -> None:
         if self.num_requests < 2:
@@ -67,13 +68,31 @@ class WorkloadRef:
         if self.is_generated:
             raise WorkloadError(f"{self.source} is a generator, not a trace")
         whole = read_trace(Path(self.source))
+        if self.digest and self.content_digest() != self.digest:
+            raise TraceError(
+                self.source,
+                0,
+                None,
+                "changes while it is simulated, as a recording that goes on does: copy it",
+            )
         return spread_over_ticks(whole) if self.spread_ticks else whole
 
+    def as_it_is(self) -> WorkloadRef:
+        """The same, for several processes that are to read one content. Raises WorkloadError."""
+        return replace(self, digest=self.content_digest())
+
     def content_digest(self) -> str:
-        """Changes exactly when the trace file does; a generator's content is its name and parameters."""
+        """Changes exactly when the trace file does; a generator's content is its name and parameters.
+
+        Raises WorkloadError for a file that cannot be read.
+        """
         if self.is_generated:
             return ""
-        return hashlib.sha256(Path(self.source).read_bytes()).hexdigest()
+        try:
+            with open(self.source, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise TraceError(self.source, 0, None, f"cannot be read: {error}") from error
 
 
 @lru_cache(maxsize=4)

@@ -16,6 +16,7 @@ from loadtest.workloads.reference import WorkloadRef
 
 WORKLOAD = WorkloadRef("no_reuse", num_requests=16)
 BASE_S = {"ideal": 1.0, "expected_time": 1.1, "power_of_two": 1.5, "round_robin": 2.0}
+TRACE_LINE = '{"timestamp": %d, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
 LOG_VARIABLE = "FAKE_CELLS_LOG"  # a file that gets one line per cell that ran
 
 
@@ -64,6 +65,14 @@ def run_but_fail_for_seed_1(spec: CellSpec) -> CellResult:
 def run_but_die_for_seed_1(spec: CellSpec) -> CellResult:
     if spec.seed == 1:
         os._exit(9)
+    return run_fake(spec)
+
+
+def run_while_it_is_recorded(spec: CellSpec) -> CellResult:
+    """The trace has one line more before the process has read it."""
+    with Path(spec.workload.source).open("a") as file:
+        file.write(TRACE_LINE % 6_000)
+    spec.workload.open()
     return run_fake(spec)
 
 

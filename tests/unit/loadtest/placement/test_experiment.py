@@ -14,6 +14,7 @@ from rich.console import Console
 
 from loadtest.placement import experiment
 from loadtest.placement.comparison import Comparison, mean_ttft_s
+from loadtest.placement.errors import CellsFailed
 from loadtest.placement.experiment import Output, conditions, run_experiment, run_grid
 from loadtest.placement.grid import describe
 from loadtest.placement.policy_choice import PolicyChoice
@@ -24,7 +25,7 @@ from loadtest.placement.summary import summarize
 from loadtest.simulation.cell import CellResult, CellSpec, Failure, Scaling
 from loadtest.simulation.machine import H100_8B
 from loadtest.workloads.reference import WorkloadRef
-from tests.fakes.placement import WORKLOAD, fake_result, run_fake
+from tests.fakes.placement import TRACE_LINE, WORKLOAD, fake_result, run_fake, run_while_it_is_recorded
 
 POLICIES = (PolicyChoice("ideal"), PolicyChoice("round_robin"))
 SPEC = GridSpec((WORKLOAD,), POLICIES, replicas=(4,), loads=(0.5,), seeds=(0, 1))
@@ -91,6 +92,18 @@ def test_results_that_go_away_meanwhile_are_in_the_tables(
         [0.5 * 1.005, 1.005]
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_that_grows_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process read what was there when it began: policies were compared on different requests, and kept
+    under the name of the first content."""
+    trace = tmp_path / "recording.jsonl"
+    trace.write_text(TRACE_LINE % 0 + TRACE_LINE % 3_000)
+    spec = replace(SPEC, workloads=(WorkloadRef(str(trace), num_requests=16),), seeds=(0,))
+    monkeypatch.setattr(experiment, "run_cell", run_while_it_is_recorded)
+    with pytest.raises(CellsFailed, match=r"recording\.jsonl: changes while it is simulated, .*: copy it"):
+        run_grid(spec, Output(results=tmp_path / "cells", num_workers=1), Console(file=StringIO()))
+    assert not (tmp_path / "cells").exists()
 
 
 def test_a_damaged_result_is_a_warning_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

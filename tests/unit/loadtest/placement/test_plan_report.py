@@ -38,6 +38,7 @@ def planned(request: PlanRequest) -> Plan:
 
 
 def written(request: PlanRequest) -> dict[str, Any]:
+    request = replace(request, trace=request.trace.as_it_is())
     found: dict[str, Any] = json.loads(json.dumps(document(request, planned(request)), allow_nan=False))
     return found
 

@@ -122,10 +122,10 @@ def test_any_change_of_the_spec_is_another_place(tmp_path: Path) -> None:
 
 def test_a_changed_trace_is_another_place(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    spec = replace(fake_spec(), workload=WorkloadRef(str(trace)))
     paths = set()
     for content in ("one", "two", "one"):
         trace.write_text(content)
+        spec = replace(fake_spec(), workload=WorkloadRef(str(trace)).as_it_is())
         paths.add(ResultStore(tmp_path).path(spec))
     assert len(paths) == 2
 
