@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Iterator
-
-from rich.console import Console
 
 STOPPED = 130
 
@@ -16,7 +15,7 @@ def stoppable(main: Callable[[], int], kept: str = "nothing is kept") -> int:
     try:
         return main()
     except KeyboardInterrupt:
-        Console(stderr=True).print(f"interrupted: {kept}", soft_wrap=True)
+        sys.stderr.write(f"interrupted: {kept}\n")
         return STOPPED
 
 

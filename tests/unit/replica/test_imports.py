@@ -38,12 +38,11 @@ outcome = {}
 for package in packages:
     path = importlib.import_module(package).__path__
     for module in pkgutil.walk_packages(path, package + ".", onerror=lambda name: None):
-        if not (package == "benchmarks.gpu" and module.name.endswith("__main__")):
-            try:
-                importlib.import_module(module.name)
-                outcome[module.name] = None
-            except ModuleNotFoundError as error:
-                outcome[module.name] = error.name
+        try:
+            importlib.import_module(module.name)
+            outcome[module.name] = None
+        except ModuleNotFoundError as error:
+            outcome[module.name] = error.name
 print(json.dumps(outcome))
 """
 
