@@ -86,6 +86,23 @@ def _failed_share(run: Run) -> float:
     return tally.num_failed / num_over if num_over else 0.0
 
 
+def _colder(results: Results) -> str | None:
+    failed = [run for run in results.runs if run.kind == "fixed" and run.tally.warming_failures]
+    if not failed:
+        return None
+    worst = max(failed, key=_num_not_warmed)
+    kinds = ", ".join(f"{number} {kind}" for kind, number in worst.tally.warming_failures.items())
+    return (
+        f"Caches were colder than they should be: in {len(failed)} of {counted(len(results.runs), 'run')} "
+        f"some of the requests that only warm them failed, at worst {kinds} "
+        f"({worst.contender}, {worst.workload} at {worst.rate_per_s:g}/s). No table counts those."
+    )
+
+
+def _num_not_warmed(run: Run) -> int:
+    return sum(run.tally.warming_failures.values())
+
+
 def _out_of_files(results: Results) -> str | None:
     unsent = sum(run.tally.failures.get(Failure.NO_FILES, 0) for run in results.runs)
     if not unsent:
@@ -130,6 +147,7 @@ _CAVEATS: tuple[Callable[[Results], str | None], ...] = (  # in the order told
     _stopped,
     _client_was_late,
     _many_failed,
+    _colder,
     _out_of_files,
     _untold_hits,
     _known_before,

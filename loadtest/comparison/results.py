@@ -110,7 +110,7 @@ class Results:
                 said.setdefault((contender, kind), " | ".join(tally.problems.get(kind, ())[:2]))
         if broken:
             told = [f"{who}, {number} {kind}: {said[who, kind]}" for (who, kind), number in broken.items()]
-            raise BrokenAnswers(broken.total(), sum(tally.due for _, tally in tallies), "; ".join(told))
+            raise BrokenAnswers(broken.total(), sum(tally.num_sent for _, tally in tallies), "; ".join(told))
 
     def rates(self, workload: str) -> list[float]:
         """Fixed rates that were run, ascending."""

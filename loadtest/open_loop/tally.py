@@ -7,6 +7,7 @@ neither sockets nor tables.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 from loadtest.client.answer import Answer, Failure
@@ -72,6 +73,7 @@ class Tally:
     took: Histogram = field(default_factory=Histogram)  # from when it was due
     late: Histogram = field(default_factory=Histogram)  # from when it was due to when it was sent
     failures: dict[str, int] = field(default_factory=dict)
+    warming_failures: dict[str, int] = field(default_factory=dict)  # of those that do not count
     problems: dict[str, list[str]] = field(default_factory=dict)
     finish_reasons: dict[str, int] = field(default_factory=dict)
     replicas: dict[str, ReplicaShare] = field(default_factory=dict)
@@ -89,8 +91,8 @@ class Tally:
         """late_s: as `sent` was told; times count from when the request was due, not from when it went."""
         counts = due_s >= self.counted_from_s
         if answer.failure is not None:
-            if counts:
-                self._failed(answer.failure.value, answer.problem)
+            failures = self.failures if counts else self.warming_failures
+            self._failed(failures, answer.failure.value, answer.problem)
             return
         prompt, cached = answer.prompt_tokens, answer.cached_tokens
         if prompt is not None and cached is not None:
@@ -120,8 +122,15 @@ class Tally:
 
     @property
     def broken(self) -> dict[str, int]:
-        """Answers that failed, by kind, but for those that the server said at once it was too busy for."""
-        return {kind: number for kind, number in self.failures.items() if kind != Failure.BUSY}
+        """Answers that failed, by kind, those that only warmed the caches too, but for those that the server
+        said at once it was too busy for."""
+        total = Counter(self.failures) + Counter(self.warming_failures)
+        return {kind: number for kind, number in total.items() if kind != Failure.BUSY}
+
+    @property
+    def num_sent(self) -> int:
+        """Those that only warm the caches too."""
+        return sum(each.due for each in self.bins)
 
     @property
     def goodput_per_s(self) -> float:
@@ -162,8 +171,8 @@ class Tally:
             counted.prompt_tokens += answer.prompt_tokens
             counted.cached_tokens += answer.cached_tokens
 
-    def _failed(self, kind: str, problem: str) -> None:
-        self.failures[kind] = self.failures.get(kind, 0) + 1
+    def _failed(self, failures: dict[str, int], kind: str, problem: str) -> None:
+        failures[kind] = failures.get(kind, 0) + 1
         known = self.problems.setdefault(kind, [])
         if len(known) < _KEPT_PROBLEMS and problem not in known:
             known.append(problem)

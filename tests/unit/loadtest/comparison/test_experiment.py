@@ -308,9 +308,9 @@ def test_answers_that_were_not_whole_end_it_with_an_error_after_the_report(
     runs = read(tmp_path / "cut" / "results.json").runs
     assert [run.contender for run in runs] == ["a", "b", "c", "b", "c", "a"]
     assert all(run.tally.failures for run in runs)
-    num_due = sum(run.tally.due for run in runs)
+    num_sent = sum(run.tally.num_sent for run in runs)
     assert str(caught.value) == (
-        f"6 of {num_due} answers not whole. a, 2 connection cut: broken; b, 2 connection cut: broken; "
+        f"6 of {num_sent} answers not whole. a, 2 connection cut: broken; b, 2 connection cut: broken; "
         "c, 2 connection cut: broken"
     )
 
@@ -380,6 +380,19 @@ def test_whose_requests_are_refused_is_not_sooner_without_a_word() -> None:
     told = " ".join(caveats(results_of(some=some, everybody=everybody)))
     assert "in 1 of 2 runs more than 1.0 % of the requests had none, at worst 50.0 % (some, made" in told
     assert "had none" not in " ".join(caveats(results_of(everybody=everybody)))
+
+
+def test_failures_of_what_only_warms_the_caches_are_told_and_an_error() -> None:
+    """A replica that died in the first eighth was nowhere, nor what was missing from caches for it."""
+    tally = Tally(counted_from_s=2.0)
+    for second in range(4):
+        tally.sent(float(second), 0.0)
+        tally.answered(float(second), 0.0, answer(0.1, None if second else Failure.CUT))
+    results = results_of(a=tally)
+    assert tables(results)[0].rows[0][:3] == ("a", "2", "0")
+    assert any("failed, at worst 1 connection cut (a, made at 1/s)" in told for told in caveats(results))
+    with pytest.raises(BrokenAnswers, match=r"1 of 4 answers not whole\. a, 1 connection cut"):
+        results.require_whole_answers()
 
 
 def test_a_hit_rate_that_nobody_told_is_no_hit_rate_of_nothing() -> None:
