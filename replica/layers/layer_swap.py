@@ -21,6 +21,7 @@ from torch import nn
 
 from replica.attention.backend import AttentionCall
 from replica.attention.interface import recorded
+from replica.device_errors import is_out_of_memory
 from replica.layers.layer_parts import Parts, parts_of
 
 # Relative; products summed in another order differ by less than a tenth of this, anything else by far more.
@@ -76,7 +77,7 @@ def swap_layers(
 
     run: a forward of the model over a few tokens at positions from the first to the last it will be given,
     to see how its layers are called. can_take: which linear layers `build` knows. A layer's weights are freed
-    before the next is replaced, unless somebody else has them. Raises OutOfMemoryError of a card.
+    before the next is replaced, unless somebody else has them. Raises what says that memory ran out.
     """
     places = _places(model, can_take)
     num_layers = len(places)
@@ -171,9 +172,9 @@ def _swapped(
             block.to(dtype)
             if not _rounds(exact, _answer(block, block, rows, call), rows):
                 return None
-    except torch.OutOfMemoryError:
-        raise  # says nothing of the layer
     except Exception as error:  # called, or made, in another way, or a kernel of it is not for this card
+        if is_out_of_memory(error):
+            raise  # says nothing of the layer
         logger.info("a decoder layer stays as loaded: %s: %s", type(error).__name__, error)
         return None
     if hasattr(own, "attention_type"):  # some models ask their layers which mask they need

@@ -151,16 +151,26 @@ def test_a_kernel_that_is_not_for_this_card_leaves_the_layer_as_loaded(
     assert any(message.startswith(told) for message in caplog.messages)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+        RuntimeError("Triton Error [CUDA]: out of memory"),  # of a kernel's code
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=["torch", "Triton", "cuBLAS"],
+)
 def test_memory_that_ran_out_is_no_reason_to_leave_a_layer_as_loaded(
-    kind: Kind, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few layers would then be slow for as long as the replica lives, and nobody would know why."""
 
     def short(*_: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     monkeypatch.setattr(layer_swap, "_attending", short)
     model = model_of("llama").to(kind.dtype)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(error)) as raised:
         kind.fuse(model)
+    assert raised.value is error
     assert {each.dtype for each in model.parameters()} == {kind.dtype}
