@@ -272,3 +272,5 @@ def test_every_kind_of_layer_compiles_for_three_generations(tmp_path: Path) -> N
         assert answer["shared"] <= MOST_SHARED[arch], case
         # Cards with 99 KiB have room for two stages only, unless heads are narrow.
         assert arch == 86 or answer["ahead"] > 0, case
+        # The widest heads leave the fewest registers.
+        assert arch != 90 or case["kind"]["itemsize"] == 4 or answer["spilled"] == 0, case
