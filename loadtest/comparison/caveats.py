@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cache.counted import counted
 from loadtest.client.answer import Failure
@@ -91,16 +91,33 @@ def _colder(results: Results) -> str | None:
     if not failed:
         return None
     worst = max(failed, key=_num_not_warmed)
-    kinds = ", ".join(f"{number} {kind}" for kind, number in worst.tally.warming_failures.items())
     return (
         f"Caches were colder than they should be: in {len(failed)} of {counted(len(results.runs), 'run')} "
-        f"some of the requests that only warm them failed, at worst {kinds} "
+        "some of the requests that only warm them failed, at worst "
+        f"{_kinds(worst.tally.warming_failures)} "
         f"({worst.contender}, {worst.workload} at {worst.rate_per_s:g}/s). No table counts those."
     )
 
 
 def _num_not_warmed(run: Run) -> int:
     return sum(run.tally.warming_failures.values())
+
+
+def _broken_tries(results: Results) -> str | None:
+    tries = [run for run in results.runs if run.kind == "search"]
+    broken = [run for run in tries if run.tally.broken]
+    if not broken:
+        return None
+    worst = max(broken, key=lambda run: sum(run.tally.broken.values()))
+    return (
+        f"Answers broke in {len(broken)} of {counted(len(tries), 'run')} that searched for a rate, at worst "
+        f"{_kinds(worst.tally.broken)} ({worst.contender}, {worst.workload} at {worst.rate_per_s:.3g}/s). "
+        "They make a rate too high as late ones do, also where it was not the rate that broke them."
+    )
+
+
+def _kinds(failures: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {kind}" for kind, number in failures.items())
 
 
 def _out_of_files(results: Results) -> str | None:
@@ -148,6 +165,7 @@ _CAVEATS: tuple[Callable[[Results], str | None], ...] = (  # in the order told
     _client_was_late,
     _many_failed,
     _colder,
+    _broken_tries,
     _out_of_files,
     _untold_hits,
     _known_before,

@@ -303,6 +303,12 @@ def test_answers_that_were_not_whole_end_it_with_an_error_after_the_report(
     _carried_out(servers, plan(), tmp_path / "busy", monkeypatch)
     servers.some_fail = Failure.CUT
     _carried_out(servers, plan(cells=False, search=True), tmp_path / "search", monkeypatch)
+    searched = read(tmp_path / "search" / "results.json")
+    number = len(searched.runs)
+    wanted = (
+        f"Answers broke in {number} of {number} runs that searched for a rate, at worst 1 connection cut (a, "
+    )
+    assert any(told.startswith(wanted) for told in caveats(searched))
     with pytest.raises(BrokenAnswers) as caught:
         _carried_out(servers, plan(), tmp_path / "cut", monkeypatch)
     runs = read(tmp_path / "cut" / "results.json").runs
