@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import uuid
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -25,7 +26,7 @@ _NUMBERS = tuple(field.name for field in fields(CellResult) if field.name not in
 
 
 class ResultStore:
-    """Results by spec, of this version of the code. One process writes; any may read."""
+    """Results by spec, of this version of the code. Any number of processes may read and write."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,16 +55,18 @@ class ResultStore:
     def save(self, spec: CellSpec, result: CellResult) -> None:
         """Keep it, instead of what there may be. Raises NotKept, and leaves nothing behind then."""
         path = self.path(spec)
-        partial = path.with_suffix(f".{os.getpid()}.part")
+        # Not by process id: two containers that share the folder have the same.
+        partial = path.with_suffix(f".{uuid.uuid4().hex}.part")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with partial.open("wb") as file:
                 _write(file, result)
             partial.replace(path)
         except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
             raise NotKept(path, error.strerror or str(error)) from error
+        finally:
+            with suppress(OSError):  # gone already, unless something has come between, Ctrl-C for one
+                partial.unlink()
 
 
 def _write(file: BinaryIO, result: CellResult) -> None:

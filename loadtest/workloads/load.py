@@ -73,18 +73,18 @@ def at_load(
     if abs(best.load - load) > 5 * TOLERANCE * load:
         raise WorkloadError(
             f"{source.name}: no window at load {load:g}; the nearest of {counted(num_requests, 'request')} "
-            f"has {best.load:.3f}{_because_of_a_session(best, load)}"
+            f"has {best.load:.3f}{_what_to_do(best, load)}"
         )
     return best
 
 
-def _because_of_a_session(best: LoadedWorkload, load: float) -> str:
-    """What to do where one session is more than what is missing; "" where none is."""
+def _what_to_do(best: LoadedWorkload, load: float) -> str:
+    """Longer windows come nearer, unless one session is more than what is missing."""
     requests = best.workload.requests
     ((_, most),) = Counter(request.session for request in requests).most_common(1)
     share = most / len(requests)
     if share < abs(best.load - load) / load:
-        return ""
+        return ": longer windows (--requests) come nearer"
     return (
         f": sessions come whole, and one has {share:.0%} of these requests. Where that is no single "
         "conversation, leave `session` out of the trace: sessions are then found from what prompts share"

@@ -97,6 +97,34 @@ def test_a_full_disk_is_told_and_leaves_what_there_was(
     assert store.load(spec) is not None
 
 
+def test_two_who_write_one_cell_at_a_time_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers that share a folder have the same process ids: one took the other's file away."""
+    store, spec = ResultStore(tmp_path), fake_spec()
+    write = store_module._write
+
+    def write_after_another(file: BinaryIO, result: CellResult) -> None:
+        monkeypatch.setattr(store_module, "_write", write)
+        ResultStore(tmp_path).save(spec, result)
+        write(file, result)
+
+    monkeypatch.setattr(store_module, "_write", write_after_another)
+    store.save(spec, fake_result(spec))
+    assert list(tmp_path.iterdir()) == [store.path(spec)]
+    assert store.load(spec) is not None
+
+
+def test_ctrl_c_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(file: BinaryIO, result: CellResult) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store_module, "_write", write)
+    with pytest.raises(KeyboardInterrupt):
+        ResultStore(tmp_path).save(fake_spec(), fake_result(fake_spec()))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_has_become_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "cells").touch()
     with pytest.raises(NotKept, match="cells"):

@@ -164,3 +164,9 @@ def test_a_window_of_one_instant_is_no_crash() -> None:
     assert {request.arrival_s for request in drawn.requests} == {0.0}
     with pytest.raises(WorkloadError, match="the nearest of 2 requests has"):
         at_load(ticking(), 0.85, lambda workload: 1000.0, num_requests=2, seed=0)
+
+
+def test_a_window_too_short_for_a_load_says_what_comes_nearer() -> None:
+    with pytest.raises(WorkloadError, match=r"has 16\.333: longer windows \(--requests\) come nearer"):
+        at_load(ticking(), 20.0, lambda workload: 1.0, num_requests=50, seed=0)
+    assert at_load(ticking(), 20.0, lambda workload: 1.0, num_requests=60, seed=0).load > 19.5
