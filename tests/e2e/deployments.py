@@ -49,7 +49,9 @@ def _by_python(folder: Path) -> dict[str, Any]:
 
 
 def _with_two_routers(_: Path) -> dict[str, Any]:
-    return {"routers": 2, "replicas": 3, "replica": {"runner": "simulated", "max_model_len": 4096}}
+    # With room for all that is asked for: a copy that would push out what was as hot is not made.
+    replica = {"runner": "simulated", "max_model_len": 4096, "num_blocks": 8192}
+    return {"routers": 2, "replicas": 3, "replica": replica}
 
 
 BY_HAPROXY = Deployment("fast", _by_haproxy)  # what `make serve` starts, but for the cache's size
