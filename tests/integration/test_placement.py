@@ -86,7 +86,7 @@ def test_taken_up_again_says_what_a_fresh_run_says(resumed: Path, tmp_path: Path
 
 
 def test_the_report_is_complete(resumed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate(resumed, *SLICE, "--no-plots") == 0
+    assert simulate(resumed, *SLICE) == 0
     shown = capsys.readouterr()
     assert "40 of 40 cells finished already" in shown.out
     assert "Machine: step = " in shown.out
