@@ -71,9 +71,9 @@ def test_a_hot_prefix_is_copied_for_nobody_in_particular(server: Server) -> None
     """Asked for again and again, and then by many at a time, each with a question of some length.
 
     Those wait for one another where it is held, at some time longer than a part of a copy takes and shorter
-    than all of it: a request that has the prefix sooner by computing it does so itself. Short questions wait
-    for nobody, and on one machine a replica more that is busy costs the others something: so none is copied.
-    Nor is any for half a minute after a replica has left, as in the modules before this one.
+    than all of it: a request that has the prefix sooner by computing it does so itself. A short question is
+    computed before the next has been tokenized, and waits for nobody. Nor is anything copied for half a
+    minute after a replica has left, as in the modules before this one.
     """
     made = 'warmpath_hot_copies_total{outcome="made"'
     before, give_up_at = sum(series(server, made).values()), time.monotonic() + 120
