@@ -127,6 +127,7 @@ class StretchedRunner:
 def serve(pipe: Connection, config: ReplicaConfig) -> None:
     """The process's main function: serve what comes through the pipe until it says `Stop` or closes."""
     os.environ["OMP_NUM_THREADS"] = "1"  # one thread a replica: its processor time is the engine thread's
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # of each replica's loading, across the parent's own
     with running_node(replace(config, torch_threads=1, event_port=0), wrap=StretchedRunner) as node:
         runner = node.assembly.runner
         assert isinstance(runner, StretchedRunner)

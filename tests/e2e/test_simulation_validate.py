@@ -17,7 +17,9 @@ NUM_REQUESTS = 24
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
-async def test_both_worlds_serve_the_same_requests_and_find_the_same_blocks() -> None:
+async def test_both_worlds_serve_the_same_requests_and_find_the_same_blocks(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """Round robin places alike whatever the time, so every request's hit is the same, token for token. And
     late binding is compared with late binding: requests that nobody has room for wait at the router on both
     sides; all of them end.
@@ -34,6 +36,7 @@ async def test_both_worlds_serve_the_same_requests_and_find_the_same_blocks() ->
             assert times.shape == (NUM_REQUESTS,)
             assert (times > 0).all()
     assert turns.stolen < 1.0
+    assert "Loading weights" not in capfd.readouterr().err  # each replica showed a bar of its own there
 
 
 async def test_a_request_that_a_replica_refuses_ends_the_comparison() -> None:
