@@ -341,10 +341,13 @@ class ModelRunner:
                 scorer.score(batch, chunks)
 
     def _finish(self, queued: QueuedStep, began_s: float) -> StepResult:
-        with torch.inference_mode():
-            result = queued.result()
         # The device began with it when it was done with the step before, if that was later.
-        began_s, self._done_s = max(began_s, self._done_s), self._clock()
+        began_s = max(began_s, self._done_s)
+        try:
+            with torch.inference_mode():
+                result = queued.result()
+        finally:  # it was busy until now with a step whose answers are nonsense, too
+            self._done_s = self._clock()
         return replace(result, elapsed_s=self._done_s - began_s)
 
     def check_against(self, reference: torch.Tensor, source: str) -> None:

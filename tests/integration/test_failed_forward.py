@@ -21,12 +21,15 @@ import torch
 from cache.messages import GenerateRequest
 from cache.types import RequestId
 from replica.attention.kv_pages import ATTRIBUTE
+from replica.config import ReplicaConfig
 from replica.engine.engine_core import EngineCore, Progress
-from replica.errors import EngineBroken, ForwardFailed
+from replica.errors import EngineBroken, ForwardFailed, InvalidLogits
+from replica.models.model_source import resolve
 from replica.runners import model_runner
 from replica.runners.model_runner import ModelRunner
 from tests import family_engines as engines
 from tests import model_families as families
+from tests.fakes.steps import scheduled
 from tests.family_engines import GREEDY, Runners, Setting
 from tests.model_families import FAMILIES, MAX_NEW_TOKENS
 
@@ -161,6 +164,23 @@ def test_nan_fails_its_request_alone_and_poisons_no_block(
     check_aftermath(engine, ids, ended, wanted, crowded=setting.name == "crowded", cause="InvalidLogits")
     failed = [request_id for request_id in ids if ended[request_id].error is not None]
     assert len(failed) <= 2  # in the first step two begin alike: what one computes is the other's, too
+
+
+def test_the_step_behind_one_of_nonsense_is_not_told_of_its_time(folder: Path) -> None:
+    """Both are under way on a card: it was measured from before the other was done."""
+    now_s = 0.0
+    config = ReplicaConfig(device="cpu", block_size=4, num_blocks=128)
+    runner = ModelRunner.load(config, resolve(str(folder)), clock=lambda: now_s)
+    with nan_once(runner, 1):
+        first = runner.launch([scheduled("first", [0], 0, 4)])
+    now_s = 1.0
+    second = runner.launch([scheduled("second", [1], 0, 4)])
+    now_s = 5.0
+    with pytest.raises(InvalidLogits):
+        first.result()
+    now_s = 7.0
+    assert second.result().elapsed_s == 2.0
+    runner.close()
 
 
 def check_aftermath(
