@@ -17,7 +17,7 @@ from rich.text import Text
 from cache.counted import counted
 from cache.errors import ConfigError, ServingError
 from deploy import strict_yaml
-from deploy.errors import TRY_AGAIN, ClusterTimedOut
+from deploy.errors import TRY_AGAIN, TimedOut
 from router.prompts.prompt import hide_torch
 
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         # As Text, since files and values are anybody's: a "[gpu]" in them is no style of rich's.
         said = Text.assemble((type(error).__name__, "bold red"), f" in {files}: {error}")
         console.print(said, soft_wrap=True)
-        return TRY_AGAIN if isinstance(error, ClusterTimedOut) else 2
+        return TRY_AGAIN if isinstance(error, TimedOut) else 2
     except KeyboardInterrupt:  # before there is anything to stop: `launch` has its own
         console.print("Stopped.")
         return INTERRUPTED

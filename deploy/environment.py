@@ -65,6 +65,9 @@ def serve_environment(
         # A proxy that has died is replaced after three of these, and nobody answers at its port until then:
         # with Serve's 10 s for half a minute. One that is slow has five seconds or more for each, and stays.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
+        # One that is not ready within this, 5 s if Serve is asked, is killed, and with it `serve run`, which
+        # waits a minute for the first: on a busy machine a start ended so, in a traceback.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         _NOT_PRINTED: _not_printed(),
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.proxy.middlewares",

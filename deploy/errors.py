@@ -8,7 +8,9 @@ ServingError
     ├── PortForbidden      this user may not listen on a port it needs
     ├── MachineLacks       this machine has not what the replicas ask of theirs
     ├── DeployFileError    deploy.yaml is missing or not what Serve reads
-    ├── ClusterTimedOut    Ray was not up in its own time
+    ├── TimedOut           nothing is wrong but how much else runs on the machine
+    │   ├── ClusterTimedOut    Ray was not up in its own time
+    │   └── ProxyTimedOut      Serve's proxy was not ready in Serve's own time
     └── DeployFailed       Serve could not bring the application up
 """
 
@@ -17,11 +19,12 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from cache.counted import counted
 from cache.errors import ConfigError, ServingError
 
-TRY_AGAIN = os.EX_TEMPFAIL  # exit status where nothing is wrong but how much else runs: `ClusterTimedOut`
+TRY_AGAIN = os.EX_TEMPFAIL  # exit status where nothing is wrong but how much else runs: `TimedOut`
 
 
 class UnknownKey(ConfigError):
@@ -72,14 +75,25 @@ class DeployFileError(DeployError):
         super().__init__(f"{path}: {reason}")
 
 
-class ClusterTimedOut(DeployError):
+class TimedOut(DeployError):
+    """Of one of those below, whose `what` says what was not there in time."""
+
+    what: ClassVar[str]
+
     def __init__(self, load: float, num_cpus: int) -> None:
         """load: the load average of the last minute."""
         super().__init__(
-            "Ray did not start on this machine in its own time, 15 s for its helpers and 30 in all, which no "
-            f"setting raises; the load average is {load:.1f} on {counted(num_cpus, 'CPU')}: start it again "
-            "when less runs here"
+            f"{self.what}, which no setting raises; the load average is {load:.1f} on "
+            f"{counted(num_cpus, 'CPU')}: start it again when less runs here"
         )
+
+
+class ClusterTimedOut(TimedOut):
+    what = "Ray did not start on this machine in its own time, 15 s for its helpers and 30 in all"
+
+
+class ProxyTimedOut(TimedOut):
+    what = "Serve's proxy was not ready in Serve's own time, 60 s"
 
 
 class DeployFailed(DeployError):

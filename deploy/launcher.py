@@ -32,7 +32,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from cache.errors import ConfigError
 from deploy import stop_signals
-from deploy.errors import ClusterTimedOut, DeployFailed
+from deploy.errors import ClusterTimedOut, DeployFailed, ProxyTimedOut
 from deploy.ports import Ports
 from deploy.preflight import check_cpus, check_gpus, check_keys, check_memory, check_models, check_packages
 from deploy.proxy_processes import end_proxies
@@ -43,6 +43,7 @@ POLL_S = 0.25
 LOOK_S = 1.0  # between looks for the cluster, while Serve is shutting down
 WAITS = "to be scheduled"  # in what it says of one for whose replicas nothing has had room for 30 s
 TIMED_OUT = "timed out during startup"  # in what Ray says where its node is not up within 30 s
+NO_PROXY = "HTTP proxies not available"  # in what Serve says where its proxy is not ready within 60 s
 FAILED_TO_START = "failed to start"  # in what Serve says of a deployment whose constructor raised
 
 
@@ -77,8 +78,7 @@ def launch(
         check_gpus(file, there_are.get("GPU", 0.0))
         check_cpus(file, there_are.get("CPU", 0.0))
         watch.start()
-        # "auto": the cluster just started. Without it the command would mention RAY_ADDRESS=local.
-        serve_cli.main(["run", "--address", "auto", str(rendered)], standalone_mode=False)
+        _serve(rendered)
     except (KeyboardInterrupt, SystemExit, click.Abort):
         console.print("Stopped.")
     finally:
@@ -107,6 +107,17 @@ def _start_cluster(ports: Ports, *, ray_dashboard: bool, verbose: bool) -> None:
         if TIMED_OUT not in str(error):
             raise
         raise ClusterTimedOut(os.getloadavg()[0], os.cpu_count() or 1) from None
+
+
+def _serve(rendered: Path) -> None:
+    """Until it is interrupted. Raises ProxyTimedOut."""
+    try:
+        # "auto": the cluster just started. Without it the command would mention RAY_ADDRESS=local.
+        serve_cli.main(["run", "--address", "auto", str(rendered)], standalone_mode=False)
+    except TimeoutError as error:
+        if NO_PROXY not in str(error):
+            raise
+        raise ProxyTimedOut(os.getloadavg()[0], os.cpu_count() or 1) from None
 
 
 def _interrupt_and_look_after(gcs_address: str) -> Callable[[int, FrameType | None], None]:

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from ray.serve._private.constants import HTTP_PROXY_TIMEOUT
 
 from cache.errors import ConfigError
 from deploy.environment import run_parent, serve_environment
@@ -52,6 +53,12 @@ def test_lines_that_the_user_would_not_see_are_not_printed_either(
     )
     assert all(skipped.search(line) for line in [STOPPED, *also_skipped])
     assert not skipped.search("something else")
+
+
+def test_a_proxy_has_as_long_to_start_as_serve_waits_for_it(tmp_path: Path) -> None:
+    """One that was killed for being slow ended the start in a traceback."""
+    environment = serve_environment(Ports(20000), tmp_path, fast_proxy=False)
+    assert float(environment["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"]) >= HTTP_PROXY_TIMEOUT
 
 
 HARD_STOP = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"

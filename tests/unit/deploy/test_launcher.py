@@ -13,12 +13,22 @@ import ray
 import yaml
 from ray import serve
 from ray.exceptions import ActorDiedError, GetTimeoutError
+from ray.serve._private.constants import HTTP_PROXY_TIMEOUT
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
+from ray.serve.scripts import cli as serve_cli
 from rich.console import Console
 
-from deploy.errors import ClusterTimedOut, DeployFailed
-from deploy.launcher import _hashing, _replica_line, _start_cluster, _Watch, _wrong_setting
+from deploy.errors import ClusterTimedOut, DeployFailed, ProxyTimedOut
+from deploy.launcher import (
+    NO_PROXY,
+    _hashing,
+    _replica_line,
+    _serve,
+    _start_cluster,
+    _Watch,
+    _wrong_setting,
+)
 from deploy.ports import Ports
 from deploy.serve_file import ServeFile
 
@@ -194,6 +204,29 @@ def test_a_cluster_that_is_not_up_in_rays_time_is_no_traceback(monkeypatch: pyte
     monkeypatch.setattr(ray, "init", fail)
     with pytest.raises(ClusterTimedOut, match="start it again when less runs here"):
         _start_cluster(Ports(9100), ray_dashboard=False, verbose=False)
+
+
+def test_a_proxy_that_is_not_ready_in_serves_time_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = inspect.getsource(serve._private.api)
+    assert f'"{NO_PROXY} after {{HTTP_PROXY_TIMEOUT}}s."' in source
+    assert "not ready in Serve's own time, 60 s" in ProxyTimedOut.what
+    assert HTTP_PROXY_TIMEOUT == 60
+
+    def fail(*_: object, **__: object) -> None:
+        raise TimeoutError(f"{NO_PROXY} after 60s.")
+
+    monkeypatch.setattr(serve_cli, "main", fail)
+    with pytest.raises(ProxyTimedOut, match="start it again when less runs here"):
+        _serve(Path("deploy.yaml"))
+
+
+def test_whatever_else_takes_too_long_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise TimeoutError("something else")
+
+    monkeypatch.setattr(serve_cli, "main", fail)
+    with pytest.raises(TimeoutError, match="something else"):
+        _serve(Path("deploy.yaml"))
 
 
 def test_whatever_else_ray_says_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

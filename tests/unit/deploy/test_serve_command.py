@@ -13,7 +13,7 @@ import yaml
 
 from deploy import __main__ as command
 from deploy import environment
-from deploy.errors import ClusterTimedOut
+from deploy.errors import ClusterTimedOut, ProxyTimedOut, TimedOut
 from tests.fakes.starting import beginning
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -98,13 +98,14 @@ def test_a_folder_that_is_not_there_is_named_by_render(
     assert f"--output = '{output}': must be a file that can be written: No such file or directory" in said
 
 
-def test_where_a_cluster_may_start_later_the_status_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("kind", [ClusterTimedOut, ProxyTimedOut])
+def test_where_it_may_start_later_the_status_says_so(
+    kind: type[TimedOut], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As sysexits.h has it: nothing has to be changed before it is tried again."""
 
     def time_out(_: object) -> int:
-        raise ClusterTimedOut(23.6, 2)
+        raise kind(23.6, 2)
 
     monkeypatch.setattr(command, "_serve", time_out)
     assert command.main(["serve", DEPLOY]) == os.EX_TEMPFAIL

@@ -66,6 +66,7 @@ def test_pods_speak_as_the_launcher_makes_processes_speak(tmp_path: Path) -> Non
         "RAY_ADDRESS",  # KubeRay sets it
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",  # 127.0.0.1 alone
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",  # for Ctrl-C; a pod may take half a minute
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S",  # for `serve run`, which waits for the first proxy alone
         "RAY_DEDUP_LOGS_SKIP_REGEX",  # for Ctrl-C: of what a driver prints
         "RAY_SERVE_LOG_TO_STDERR",  # `kubectl logs` reads it
         "RAY_SERVE_HAPROXY_BINARY_PATH",  # in the image
