@@ -5,6 +5,7 @@
     │   ├── NoReplica                none is alive (or all are excluded)
     │   ├── AllBusy                  some are alive, none has room: try again after `retry_after_s`
     │   ├── ReplicaLost              it died, or broke off, under this request; caught by the router itself
+    │   ├── RouterLeaves             this Router's time is over before any replica could take it: try again
     │   └── TooManyDeaths            so many replicas died under this request that it is the suspect
     ├── AnswerNotTaken               its client stays and takes nothing of it
     ├── RouterUnheard                another Router may keep what is asked for, and does not answer: try again
@@ -67,6 +68,13 @@ class AllBusy(RoutingError):
         super().__init__(f"every replica is busy ({num_replicas} known); try again in {retry_after_s:.0f} s")
         self.num_replicas = num_replicas
         self.retry_after_s = retry_after_s
+
+
+class RouterLeaves(RoutingError):
+    """This Router has had its time for what it had begun, and the request still waited for a replica."""
+
+    def __init__(self) -> None:
+        super().__init__("the router that had this request leaves; nothing was done for it: try again")
 
 
 class ReplicaLost(RoutingError):

@@ -39,6 +39,7 @@ from cache.log_fields import lose_unwritable_lines, pass_on, spell_traceback
 from cache.messages import Delta, GenerateRequest, HeldPrefix, InheritPin, ReleasePin, ReplicaInfo
 from cache.tracing import Tracing
 from cache.types import PinId, ReplicaId
+from router import cancellation
 from router.assembly import RouterParts
 from router.bodies.body_channel import BodiesByChannel, BodyStatistics, proxies_take_bodies
 from router.bodies.body_frames import BODIES
@@ -283,6 +284,9 @@ class HandleCalls:
                 if has_ended and reader is not None:
                     return  # the call ends by itself
             has_ended = True
+        except asyncio.CancelledError as error:
+            _raise_if_lost(error)
+            raise
         except Exception as error:
             ours = translate(error)
             # Where only the connection has ended the call goes on, and would refuse its own next attempt.
@@ -298,6 +302,9 @@ class HandleCalls:
         """See `PinCalls`. Ray's errors end here."""
         try:
             return bool(await self._unpin.remote(request))
+        except asyncio.CancelledError as error:
+            _raise_if_lost(error)
+            raise
         except Exception as error:
             raise translate(error) from error
 
@@ -305,6 +312,9 @@ class HandleCalls:
         """See `PinCalls`. Ray's errors end here."""
         try:
             answer: HeldPrefix | None = await self._inherit.remote(request)
+        except asyncio.CancelledError as error:
+            _raise_if_lost(error)
+            raise
         except Exception as error:
             raise translate(error) from error
         return answer
@@ -323,6 +333,12 @@ async def _until_ended(call: AsyncIterator[Delta]) -> AsyncGenerator[Delta, None
     except RuntimeError as error:
         if not str(error).startswith(_OVER_UNHEARD):
             raise
+
+
+def _raise_if_lost(error: asyncio.CancelledError) -> None:
+    """Raises ReplicaLost for a call that somebody else has cancelled: gRPC, when its channel is closed."""
+    if not cancellation.is_own():
+        raise ReplicaLost("the call was cancelled") from error
 
 
 def translate(error: Exception) -> Exception:

@@ -82,6 +82,7 @@ _TABLE: dict[type[BaseException], _Row] = {
     errors.BodiesBusy: _BUSY,
     errors.StructuresBusy: _BUSY,
     errors.NoReplica: _Row(503, UNAVAILABLE, "no_replica", "no_replica", lambda _error: 1.0),
+    errors.RouterLeaves: _Row(503, UNAVAILABLE, "failed", "router_leaves", lambda _error: 1.0),
     errors.ReplicaLost: _Row(503, UNAVAILABLE, "failed", "replica_lost", lambda _error: 1.0),
     errors.RouterUnheard: _Row(503, UNAVAILABLE, "failed", "router_unheard", lambda _error: 1.0),
     # Ours.

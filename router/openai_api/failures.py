@@ -7,16 +7,20 @@ routes.
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router import cancellation
 from router.openai_api.errors import answer_to
 from router.openai_api.handling import log_failure
 from router.openai_api.replies import error_response
 
 
 class FailureMiddleware:
-    """Answers for what fails before its answer begins, and logs it once, with its request id.
+    """Answers for what fails before its answer begins, and logs it once, with its request id: also where
+    something it waited for was cancelled, which servers answer in plain text.
 
     A failure later passes: the server then cuts the connection, and nobody takes what came for the whole.
     """
@@ -37,8 +41,8 @@ class FailureMiddleware:
 
         try:
             await self._app(scope, receive, send_and_know)
-        except Exception as error:
-            if has_begun:
+        except (Exception, asyncio.CancelledError) as error:
+            if has_begun or (isinstance(error, asyncio.CancelledError) and cancellation.is_own()):
                 raise
             log_failure(error, Request(scope))
             await error_response(answer_to(error))(scope, receive, send)

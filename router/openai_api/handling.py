@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cache.errors import DeadlineExceeded, LeftUnread, ServingError
+from router import cancellation
 from router.errors import AnswerNotTaken, MalformedJson
 from router.limits import Limits
 from router.openai_api.answer import is_deadline_clients
@@ -204,11 +205,13 @@ class Handling:
         return json_response(content)
 
     def refusal(self, error: BaseException, request: Request, tally: Tally) -> Response:
-        """The error object for whatever ended a request before its answer began. Lets cancellation pass."""
-        if isinstance(error, ClientGone | ClientDisconnect | asyncio.CancelledError):
+        """The error object for whatever ended a request before its answer began. Lets its own cancellation
+        pass."""
+        if isinstance(error, asyncio.CancelledError) and cancellation.is_own():
             tally.end("cancelled")
-            if isinstance(error, asyncio.CancelledError):
-                raise error
+            raise error
+        if isinstance(error, ClientGone | ClientDisconnect):
+            tally.end("cancelled")
             return Response(status_code=_STATUS_CLIENT_GONE)
         tally.fail(error)
         tally.log_failure(error, request)

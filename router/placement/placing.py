@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from cache.errors import DeadlineExceeded
 from cache.types import RequestId
 from router.config import RouterConfig
-from router.errors import AllBusy, NoReplica
+from router.errors import AllBusy, NoReplica, RouterLeaves
 from router.placement.admission import Admission, QueueState
 from router.placement.decision import Placement, RouteQuery
 from router.placement.held import HeldRequests
@@ -59,7 +59,7 @@ class Placer(Protocol):
         """Nor is that sent anywhere else: it counts as refused work."""
 
     def close(self) -> None:
-        """Wait for nothing any more. Idempotent."""
+        """Wait for nothing any more: whoever waits hears RouterLeaves. Idempotent."""
 
 
 def make_placer(config: RouterConfig, routing: Routing, clock: Callable[[], float]) -> Placer:
@@ -166,12 +166,18 @@ class PromptPlacer:
 
     def close(self) -> None:
         for looking in self._looking:
-            looking.cancel()
+            _leave(looking)
 
 
 def _wake(looking: asyncio.Future[None]) -> None:
     if not looking.done():  # else cancelled in this turn of the loop
         looking.set_result(None)
+
+
+def _leave(waits: asyncio.Future[Any]) -> None:
+    """Its client is to hear why: were it cancelled, the server would answer in plain text."""
+    if not waits.done():
+        waits.set_exception(RouterLeaves())
 
 
 class LatePlacer:
@@ -227,7 +233,7 @@ class LatePlacer:
         self._soon = self._timer = None
         for request_id, future in self._futures.items():
             self._held.withdraw(request_id)
-            future.cancel()
+            _leave(future)
         self._futures.clear()
 
     def _wake(self) -> None:

@@ -67,7 +67,7 @@ async def _answered(status: str, parts: list[bytes], *, is_cut: bool) -> Outcome
         ("200 OK", [_text("a"), ERROR], True, "event too_many_deaths"),
         ("200 OK", [_text("a"), ERROR, DONE], False, "event too_many_deaths"),
         ("429 Busy", [b'{"error": {"code": "server_busy", "type": "t"}}'], False, "status 429 server_busy"),
-        ("502 Bad", [b"<html>"], False, "status 502 without an error object"),
+        ("502 Bad", [b"<html>"], False, "status 502 without an error object: b'<html>'"),
     ],
 )
 async def test_an_answer_counts_only_when_it_is_whole(

@@ -214,7 +214,7 @@ class RouterUnderTest:
 
     def answer_with(
         self,
-        *deltas: Delta | Exception,
+        *deltas: Delta | BaseException,
         then_hang: bool = False,
         meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
@@ -225,7 +225,7 @@ class RouterUnderTest:
 
         async def script(_request: GenerateRequest, _replica: ReplicaId) -> AsyncGenerator[Delta, None]:
             for delta in deltas:
-                if isinstance(delta, Exception):
+                if isinstance(delta, BaseException):
                     raise delta
                 yield delta
             meanwhile()

@@ -153,7 +153,7 @@ def _code(content: bytes) -> str:
         error = json.loads(content)["error"]
         return str(error["code"] or error["type"])
     except (ValueError, KeyError, TypeError):
-        return "without an error object"
+        return f"without an error object: {content[:80]!r}"
 
 
 class Traffic:

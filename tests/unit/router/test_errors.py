@@ -17,6 +17,7 @@ EXAMPLES = [
     errors.TooManyDeaths("req-1", 2),
     errors.AnswerNotTaken(900),
     errors.RouterUnheard(),
+    errors.RouterLeaves(),
     errors.PromptsBusy(64),
     errors.BodiesBusy(),
     errors.StructuresBusy(64),

@@ -99,6 +99,47 @@ async def test_a_call_whose_deltas_are_lost_is_ended_before_another_is_made(
     assert call.is_cancelled
 
 
+class CutCall(HangingCall):
+    """Its channel has been closed under it, which gRPC tells as a cancellation."""
+
+    async def __anext__(self) -> Delta:
+        raise asyncio.CancelledError
+
+
+async def test_a_call_that_somebody_else_cancelled_is_a_lost_replica() -> None:
+    """Its client was answered "Internal Server Error", in plain text, where another attempt was due."""
+    call, handle = CutCall(), mock.Mock()
+    handle.options.return_value.remote.return_value = call
+    request = GenerateRequest(RequestId("r"), array("i", [1]), 1, SamplingParams(max_tokens=9), 1)
+    with pytest.raises(ReplicaLost, match="the call was cancelled"):
+        await anext(HandleCalls(handle).generate(request))
+    assert call.is_cancelled
+
+
+async def test_a_call_whose_own_task_is_cancelled_is_cancelled() -> None:
+    call, handle = HangingCall(), mock.Mock()
+    handle.options.return_value.remote.return_value = call
+    request = GenerateRequest(RequestId("r"), array("i", [1]), 1, SamplingParams(max_tokens=9), 1)
+    deltas = HandleCalls(handle).generate(request)
+    task = asyncio.ensure_future(anext(deltas))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert call.is_cancelled
+
+
+@pytest.mark.parametrize("method", ["unpin", "inherit"])
+async def test_a_pins_call_that_somebody_else_cancelled_is_a_lost_replica(method: str) -> None:
+    async def cut() -> None:
+        raise asyncio.CancelledError
+
+    handle = mock.Mock()
+    handle.options.return_value.remote = lambda _request: cut()
+    with pytest.raises(ReplicaLost, match="the call was cancelled"):
+        await getattr(HandleCalls(handle), method)(mock.Mock())
+
+
 class UnheardCall(HangingCall):
     """Accepted, and over before Serve has read that it was: as it ends a stream without a message then."""
 

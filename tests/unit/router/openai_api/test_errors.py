@@ -36,6 +36,7 @@ SECRET = "a secret prompt"
         (errors.NoReplica(), 503, "no_replica", "no_replica"),
         (errors.ReplicaLost(SECRET), 503, "replica_lost", "failed"),
         (errors.RouterUnheard(), 503, "router_unheard", "failed"),
+        (errors.RouterLeaves(), 503, "router_leaves", "failed"),
         (shared.RequestRefused(SECRET), 503, "refused", "failed"),
         (shared.RefusedEverywhere(SECRET), 500, "refused_everywhere", "failed"),
         (shared.AdmissionFailed(SECRET), 500, "admission_failed", "failed"),

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from cache.errors import DeadlineExceeded, ForwardFailed, LeftUnread, QueueFull
 from cache.errors import PromptTooLong as ReplicaPromptTooLong
+from cache.events import Load
 from cache.messages import Delta
 from router.dashboard.view import Dashboard
 from router.errors import AnswerNotTaken, NoReplica, ReplicaLost
@@ -24,6 +25,7 @@ from router.openai_api.prefixes import Prefixes
 from router.openai_api.streams import BrokenStream
 from tests.fakes.generations import assert_nothing_in_flight
 from tests.fakes.http import MODEL, RouterUnderTest, asgi_call, error_of, events_of
+from tests.fakes.proxied import until
 
 SECRET = "a secret prompt"
 
@@ -38,10 +40,11 @@ SECRET = "a secret prompt"
         (DeadlineExceeded(1, 2), 504, "timeout_error", "deadline_exceeded"),
         (ReplicaPromptTooLong(300, 200), 400, "invalid_request_error", "context_length_exceeded"),
         (ValueError(SECRET), 500, "server_error", "internal_error"),
+        (asyncio.CancelledError(SECRET), 500, "server_error", "internal_error"),  # not this request's own
     ],
 )
 async def test_a_failure_before_the_first_token_has_a_status_code(
-    router: RouterUnderTest, error: Exception, status: int, kind: str, code: str, stream: bool
+    router: RouterUnderTest, error: BaseException, status: int, kind: str, code: str, stream: bool
 ) -> None:
     router.answer_with(error)
     answer = await router.chat(stream=stream)
@@ -90,6 +93,19 @@ async def test_a_client_that_takes_nothing_keeps_no_place() -> None:
         assert router.metric("warmpath_requests_total", endpoint="completions", outcome="invalid") == 1
 
 
+async def test_who_still_waits_when_its_router_is_stopped_is_told_to_try_again() -> None:
+    """It was "Internal Server Error", in plain text."""
+    async with RouterUnderTest(binding="late") as router:
+        for replica_id in router.replicas:
+            router.parts.routing.on_load(replica_id, Load(num_waiting=10**6))
+        asking = asyncio.create_task(router.chat())
+        await until(lambda: router.parts.dispatcher.placer.num_held == 1)
+        router.parts.dispatcher.close()
+        answer = await asking
+    assert (answer.status_code, error_of(answer)["code"]) == (503, "router_leaves")
+    assert answer.headers["retry-after"] == "1"
+
+
 async def test_without_replicas_the_answer_is_503(router: RouterUnderTest) -> None:
     router.parts.routing.update_replicas({})
     answer = await router.chat()
@@ -120,14 +136,21 @@ BEHIND: list[tuple[str, type, str]] = [
 ]
 
 
+@pytest.mark.parametrize("error", [ValueError(SECRET), asyncio.CancelledError(SECRET)], ids=repr)
 @pytest.mark.parametrize(("path", "owner", "name"), BEHIND)
 async def test_a_failure_that_no_handler_foresaw_has_the_same_shape_on_every_path(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str, owner: type, name: str
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    owner: type,
+    name: str,
+    error: BaseException,
 ) -> None:
-    """The server behind sees none of it: it would log the text, which may quote a prompt."""
+    """The server behind sees none of it: it would log the text, which may quote a prompt. And what was
+    cancelled under a request, by whoever made it wait, would be answered in plain text."""
 
     def fail(*_arguments: Any, **_named: Any) -> NoReturn:
-        raise ValueError(SECRET)
+        raise error
 
     async with RouterUnderTest(expose_debug=True, dashboard=True) as router:
         monkeypatch.setattr(owner, name, fail)
