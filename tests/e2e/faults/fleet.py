@@ -16,6 +16,8 @@ PER_SEQUENCE_S = 0.0004
 PER_TOKEN_S = 0.00002
 MAX_TOKENS = 32  # of an answer
 
+ANSWER_S = 60  # that a leaving Router has: more than an answer takes on a machine with other work
+
 PREFIXES = 24  # what three replicas can hold together and none alone: placement shows in the hit share
 PREFIX_TOKENS = 1024
 TAIL_TOKENS = 24  # of a prompt, its own
@@ -33,6 +35,7 @@ def spec() -> Spec:
             "sim": {"base_s": BASE_S, "per_sequence_s": PER_SEQUENCE_S, "per_token_s": PER_TOKEN_S},
         },
         router={"expose_debug": True},
+        deployments={"Router": {"graceful_shutdown_timeout_s": ANSWER_S}},
     )
 
 
