@@ -201,10 +201,13 @@ def test_a_terminal_that_closes_leaves_nothing_behind(short_folder: Path) -> Non
 
 
 def _read_until(terminal: int, text: str) -> None:
-    """What it says, until that is among it; an OSError when it has ended before."""
+    """Until that is among what it says. Raises AssertionError with the end of that when it is over before."""
     said = ""
     while text not in said:
-        said += os.read(terminal, 65536).decode(errors="replace")
+        try:
+            said += os.read(terminal, 65536).decode(errors="replace")
+        except OSError:  # nobody has the other end any more
+            raise AssertionError(f"it ended, and had said: {said[-4000:]}") from None
 
 
 def _have_torch(server: Server) -> bool:
