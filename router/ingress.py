@@ -284,13 +284,10 @@ class HandleCalls:
                 if has_ended and reader is not None:
                     return  # the call ends by itself
             has_ended = True
-        except asyncio.CancelledError as error:
-            _raise_if_lost(error)
-            raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             ours = translate(error)
             # Where only the connection has ended the call goes on, and would refuse its own next attempt.
-            has_ended = not isinstance(ours, PiecesLost)
+            has_ended = not isinstance(error, asyncio.CancelledError) and not isinstance(ours, PiecesLost)
             raise ours from error
         finally:
             if channels is not None and reader is not None:
@@ -302,20 +299,14 @@ class HandleCalls:
         """See `PinCalls`. Ray's errors end here."""
         try:
             return bool(await self._unpin.remote(request))
-        except asyncio.CancelledError as error:
-            _raise_if_lost(error)
-            raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             raise translate(error) from error
 
     async def inherit(self, request: InheritPin) -> HeldPrefix | None:
         """See `PinCalls`. Ray's errors end here."""
         try:
             answer: HeldPrefix | None = await self._inherit.remote(request)
-        except asyncio.CancelledError as error:
-            _raise_if_lost(error)
-            raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             raise translate(error) from error
         return answer
 
@@ -335,13 +326,7 @@ async def _until_ended(call: AsyncIterator[Delta]) -> AsyncGenerator[Delta, None
             raise
 
 
-def _raise_if_lost(error: asyncio.CancelledError) -> None:
-    """Raises ReplicaLost for a call that somebody else has cancelled: gRPC, when its channel is closed."""
-    if not cancellation.is_own():
-        raise ReplicaLost("the call was cancelled") from error
-
-
-def translate(error: Exception) -> Exception:
+def translate(error: BaseException) -> BaseException:
     """Ray's error as one of ours; anything else as it is."""
     if isinstance(error, RayTaskError):  # raised by our code in the replica, wrapped on the way
         cause = error.cause
@@ -351,6 +336,8 @@ def translate(error: Exception) -> Exception:
     if isinstance(error, RayActorError | ReplicaUnavailableError):
         # ActorDiedError or, over gRPC, ActorUnavailableError: either way its tokens are gone.
         return ReplicaLost(type(error).__name__)
+    if isinstance(error, asyncio.CancelledError) and not cancellation.is_own():
+        return ReplicaLost("the call was cancelled")  # by gRPC, when its channel is closed
     if isinstance(error, RequestCancelledError):
         return ReplicaLost("the call was cancelled")  # not by us: our own cancel is never awaited
     if isinstance(error, BackPressureError):
