@@ -24,9 +24,11 @@ class TokenizerDecoder:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._decode: Callable[[list[int]], str]
         if backend is None:
-            self._decode = lambda ids: tokenizer.decode(
-                ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False
-            )
+            self._decode = _WithoutUnknown(
+                lambda ids: tokenizer.decode(
+                    ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False
+                )
+            ).decode
         elif byte_token_ids := byte_tokens(backend):
             self._decode = ByteFallbackDecoder(backend, byte_token_ids, skip_special_tokens=skips).decode
         else:
@@ -36,6 +38,30 @@ class TokenizerDecoder:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._decode(list(token_ids))
+
+
+class _WithoutUnknown:
+    """Ids that stand for nothing are left out, as the Rust library does. Tokenizers in Python raise what they
+    like at them, and models have some: their heads are wider than the vocabulary."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+
+    def decode(self, token_ids: list[int]) -> str:
+        try:
+            return self._decode(token_ids)
+        except Exception:
+            known = [token_id for token_id in token_ids if self._is_known(token_id)]
+            if len(known) == len(token_ids):
+                raise
+            return self._decode(known)
+
+    def _is_known(self, token_id: int) -> bool:
+        try:
+            self._decode([token_id])
+        except Exception:
+            return False
+        return True
 
 
 class _ByRuns:
