@@ -19,14 +19,14 @@ from tests.e2e.faults.processes import REPLICA, Process, descendants, read
 from tests.e2e.faults.traffic import ClosedLoop, Question, ask, one_client
 from tests.servers import Server, processes_below, running_server
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 FOLLOWER = "-m replica.runners.follower"
 SHORT = Question(tuple(range(10, 100)), max_tokens=8)
 LONG = Question(tuple(range(100, 200)), max_tokens=1000)
 TOLD = {"status 503 no_replica", "event no_replica"}
 ENDS_WITHIN_S = 10.0
-BACK_WITHIN_S = 60.0
+BACK_WITHIN_S = 240.0  # two ranks load where a dozen other processes compute: Serve restarts it, or never
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +82,7 @@ async def test_a_killed_follower_ends_its_replica(server: Server) -> None:
     assert logged.count("its part of every sequence rank=1 exit_code=-9\n") == 1
 
 
+@pytest.mark.broad  # as of rank 0 alone in tests/integration/test_tensor_parallel.py
 async def test_no_follower_outlives_a_killed_replica(server: Server) -> None:
     replica, (follower,) = replica_process(server), followers(server)
     await killed_and_replaced(server, kill_pid=replica.pid, other_pid=follower.pid)

@@ -71,13 +71,15 @@ CASES = [
 MEETS = {
     "llama-plain": ("cache-on", "chunked-blocks-of-4", "preempted-blocks-of-4", "swapped", "screened"),
     "llama-filtered": ("preempted-blocks-of-4", "screened"),
+    "gemma2-plain": ("preempted-blocks-of-4", "swapped"),
+    "qwen3_moe-filtered": ("preempted-blocks-of-4", "screened"),
 }
 
 
 def _in_settings() -> Iterator[Any]:
     for case in CASES:
         for setting in SETTINGS:
-            is_broad = case.id in MEETS and setting.name not in MEETS[case.id]
+            is_broad = setting.name not in MEETS[str(case.id)]
             marks = (pytest.mark.long, pytest.mark.broad) if is_broad else case.marks
             yield pytest.param(*case.values, setting, id=f"{case.id}-{setting.name}", marks=marks)
 
