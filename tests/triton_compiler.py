@@ -50,7 +50,7 @@ def compile_case(
     has_sinks: bool = False,
     merges: bool = False,
 ) -> dict[str, int]:
-    """Compile `attend` as a launch would, and `merge` with it if asked; what `attend` takes.
+    """Compile `attend` as a launch would, and, if asked, `merge` with it, and `touch`; what `attend` takes.
 
     {shared, registers, spilled, ahead, buffers}: bytes a program, registers a thread, bytes of them, and what
     `_pipeline` finds.
@@ -85,6 +85,7 @@ def compile_case(
     if merges:
         constants = {**heads, "HEADS": layer.kv_heads * layer.group, "MOST_SPLITS": tiling.MOST_SPLITS}
         _compile(paged_kernels.merge, arch, number, constants, {"num_warps": 4})
+        _compile_typed(paged_kernels.touch, arch, {"number": "*i32"}, {}, {})
     return {
         "shared": attending.metadata.shared,
         **_resources(attending.asm["cubin"]),
