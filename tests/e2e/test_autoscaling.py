@@ -52,7 +52,6 @@ def server() -> Iterator[Server]:
         # Whoever comes is taken in: eight that wait are no overload, but a slow machine may look like one.
         router={"max_wait_s": 60.0, "overload_wait_s": 60.0},
         deployments={"Replica": options},
-        start_limit_s=300.0,
     ) as running:
         yield running
 

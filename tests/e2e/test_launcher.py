@@ -21,12 +21,14 @@ import pytest
 import yaml
 
 from deploy import __main__ as command
+from deploy.errors import TRY_AGAIN
 from deploy.ports import Ports, free_base
 from tests.e2e.deployments import USUAL, deployed
 from tests.fakes.starting import beginning
 from tests.model_families import FAMILIES, save
 from tests.servers import (
     ROOT,
+    START_ATTEMPTS,
     Server,
     assert_nothing_left,
     deploy_file,
@@ -177,15 +179,8 @@ def test_a_terminal_that_closes_leaves_nothing_behind(short_folder: Path) -> Non
     """Its signal goes to the whole process group, and Ray's own processes may be gone before the launcher has
     stopped anything: nobody was left to end HAProxy, which listened on; and Serve waited 30 s for a
     controller that was gone."""
-    base = free_base()
-    file = deploy_file(short_folder, replicas=1, replica={"runner": "simulated"})
-    arguments = [sys.executable, "-m", "deploy", "serve", str(file), "--port", str(base)]
-    pid, terminal = pty.fork()
-    if pid == 0:  # the leader of the terminal's session
-        os.chdir(ROOT)
-        os.execve(sys.executable, beginning(arguments), {**os.environ, "RAY_TMPDIR": str(short_folder)})
+    base, pid, terminal = _serving_in_a_terminal(short_folder)
     try:
-        _read_until(terminal, "Ctrl-C stops everything")
         for each in processes_below(short_folder):
             number, _, line = each.partition(": ")
             if int(number) != pid and "haproxy -dS" not in line:
@@ -200,14 +195,34 @@ def test_a_terminal_that_closes_leaves_nothing_behind(short_folder: Path) -> Non
     Ports(base).check_free("127.0.0.1")
 
 
-def _read_until(terminal: int, text: str) -> None:
-    """Until that is among what it says. Raises AssertionError with the end of that when it is over before."""
+def _serving_in_a_terminal(folder: Path) -> tuple[int, int, int]:
+    """The ports' base, the launcher's pid, and the terminal, whose closing it will be told of."""
+    file = deploy_file(folder, replicas=1, replica={"runner": "simulated"})
+    for left in reversed(range(START_ATTEMPTS)):
+        base = free_base()
+        arguments = [sys.executable, "-m", "deploy", "serve", str(file), "--port", str(base)]
+        pid, terminal = pty.fork()
+        if pid == 0:  # the leader of the terminal's session
+            os.chdir(ROOT)
+            os.execve(sys.executable, beginning(arguments), {**os.environ, "RAY_TMPDIR": str(folder)})
+        said, is_serving = _read_until(terminal, "Ctrl-C stops everything")
+        if is_serving:
+            break
+        os.close(terminal)
+        is_temporary = left and os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == TRY_AGAIN
+        assert is_temporary, f"it ended, and had said: {said[-4000:]}"
+    return base, pid, terminal
+
+
+def _read_until(terminal: int, text: str) -> tuple[str, bool]:
+    """What it says until that is there, or it is over; whether that is there."""
     said = ""
     while text not in said:
         try:
             said += os.read(terminal, 65536).decode(errors="replace")
         except OSError:  # nobody has the other end any more
-            raise AssertionError(f"it ended, and had said: {said[-4000:]}") from None
+            return said, False
+    return said, True
 
 
 def _have_torch(server: Server) -> bool:

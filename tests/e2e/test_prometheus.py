@@ -172,7 +172,7 @@ def empty_panels(prometheus: Prometheus) -> list[str]:
 
 def test_every_panel_shows_something_and_alerts_are_evaluated_and_fire(tmp_path: Path) -> None:
     with (
-        running_server(start_limit_s=300.0) as server,
+        running_server() as server,
         running_prometheus(tmp_path, server.url.removeprefix("http://")) as prometheus,
     ):
         until(lambda: bool(prometheus.query("warmpath_router_up == 1")), lambda: "it was never scraped")

@@ -32,7 +32,7 @@ BACK_WITHIN_S = 240.0  # two ranks load where a dozen other processes compute: S
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     replica = {"device": "cpu", "tensor_parallel": 2}
-    with running_server(replicas=1, replica=replica, start_limit_s=300.0) as running:
+    with running_server(replicas=1, replica=replica) as running:
         yield running
 
 

@@ -26,7 +26,6 @@ from tests.e2e.faults import processes
 from tests.e2e.faults.processes import Process, descendants
 from tests.servers import Server, running_server
 
-START_LIMIT_S = 300.0  # on a machine that others keep busy
 SETTLE_LIMIT_S = 180.0  # a replica's replacement: import torch, load, be announced
 _POLL_S = 0.1
 
@@ -275,9 +274,7 @@ async def _started(spec: Spec) -> AsyncIterator[Cluster]:
     token = secrets.token_hex(16)  # of its own, so that no other cluster's is needed, or found
     environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     options = ["--ray-dashboard"]  # whose HTTP API takes what `Cluster.deploy` hands over
-    manager = running_server(
-        options=options, environment=environment, start_limit_s=START_LIMIT_S, **spec.settings
-    )
+    manager = running_server(options=options, environment=environment, **spec.settings)
     server = await asyncio.to_thread(manager.__enter__)
     try:
         running = Cluster(spec, server, token)
