@@ -110,17 +110,17 @@ def services_may_go() -> Iterator[None]:
     is nearly everywhere, the garbage collector is left to itself: a walk behind every file took more time
     than half of the unit tests together."""
     yield
-    if any([_emptied(cache) for cache in _caches_of_fastapi()]):
+    if any([emptied(cache) for cache in caches_of_fastapi()]):
         gc.collect()
 
 
-def _caches_of_fastapi() -> list[functools._lru_cache_wrapper[object]]:
+def caches_of_fastapi() -> list[functools._lru_cache_wrapper[object]]:
     if (kinds := sys.modules.get("fastapi.dependencies.models")) is None:
         return []
     return [each for each in vars(kinds).values() if isinstance(each, functools._lru_cache_wrapper)]
 
 
-def _emptied(cache: functools._lru_cache_wrapper[object]) -> bool:
+def emptied(cache: functools._lru_cache_wrapper[object]) -> bool:
     """Whether anything was in it."""
     size = cache.cache_info().currsize
     cache.cache_clear()
